@@ -87,11 +87,10 @@ def test_single_late_heap_step_is_flat_and_repeated_steps_are_growth(steps, flat
 
 
 def test_memory_step_is_inconclusive_in_short_life_and_growth_in_long():
-    # In a soak of 15 minutes the sealer's longest life was 130 s, and mostly warm-up.
     steps = [131_000_000.0 if n < 66 else 148_000_000.0 for n in range(88)]
-    short = only([Sample(1.5 * n, "sealer", 1, steps[n]) for n in range(88)])
+    short = only([Sample(1.5 * n, "collector", 1, steps[n]) for n in range(88)])
     assert not short.is_conclusive and short.flat
-    long = only([Sample(15.0 * n, "sealer", 1, steps[n]) for n in range(88)])
+    long = only([Sample(15.0 * n, "collector", 1, steps[n]) for n in range(88)])
     assert long.is_conclusive and not long.flat
 
 

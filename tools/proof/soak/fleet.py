@@ -248,7 +248,4 @@ class Fleet:
                 add(of_process(at, "broker", psutil.Process(chain.broker.pid)))
         with contextlib.suppress(psutil.Error):
             if chain.collector.pid:
-                collector = psutil.Process(chain.collector.pid)
-                add(of_process(at, "collector", collector))
-                for sealer in collector.children():
-                    add(of_process(at, "sealer", sealer))
+                add(of_process(at, "collector", psutil.Process(chain.collector.pid)))

@@ -3,7 +3,7 @@
 **Memory.** A straight line is fitted through the samples of the second half of a life. `growth` is the rise of the line, `noise`
 the standard deviation of the samples around it. Memory is flat if it grows by at most FLAT_ERRORS standard errors of the growth,
 or by at most a negligible amount: BOARD_BYTES of a board's heap (at one moment it holds a message or a packet more than at
-another), HOST_SHARE of what a program of the host holds, SEALER_SHARE of the sealer's.
+another), HOST_SHARE of what a program of the host holds.
 A board's life is the whole soak here: its flash outlives its boots, and the heap must be the same after each of them. Its largest
 step that lasts is not counted: a module that is loaded on demand, once in a boot, takes 2 to 4 KB. The life of
 a program of the host is the longest time between two kills, and must take at least PROGRAM_S: while a program warms up, its
@@ -37,9 +37,6 @@ from tools.proof.soak.samples import Sample, Wear
 FLAT_ERRORS = 4.0
 BOARD_BYTES = 512
 HOST_SHARE = 0.03
-SEALER_SHARE = (
-    0.10  # pyarrow's allocator: while the same log was sealed 1,500 times, it held 141 to 150 MB, without a trend
-)
 FEWEST_SAMPLES = 8
 PROGRAM_S = 120.0
 CHANCE = 4.0
@@ -126,8 +123,7 @@ def memory(samples: list[Sample], boards: set[str]) -> list[Trend]:
         values = [one.held for one in longest]
         if subject in boards:
             values = without_largest_step(values)
-        share = SEALER_SHARE if subject == "sealer" else HOST_SHARE
-        nothing = BOARD_BYTES if subject in boards else share * float(np.mean(values))
+        nothing = BOARD_BYTES if subject in boards else HOST_SHARE * float(np.mean(values))
         least_s = 0.0 if subject in boards else PROGRAM_S
         found.append(trend(subject, [one.at_s for one in longest], values, nothing, least_s))
     return found

@@ -1,4 +1,4 @@
-"""Memory over time of every board and of the host's programs ("collector", "sealer", "broker"), and the wear of every flash.
+"""Memory over time of every board and of the host's programs ("collector", "broker"), and the wear of every flash.
 
 A board reports its heap itself, after a garbage collection, in its health messages. They are read from the readings table after
 the soak, so they went through the whole chain.
