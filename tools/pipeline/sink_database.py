@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
@@ -54,7 +55,7 @@ class Position:
     layout: int = LAYOUT
 
 
-class Sink:
+class Sink(ABC):
     """A database. All methods except `forget` are called inside its transaction.
 
     Attributes:
@@ -68,13 +69,13 @@ class Sink:
     mark: str
     _connection: Any
 
+    @abstractmethod
     def _run(self, sql: str, parameters: list[Any] | None = None) -> list[tuple[Any, ...]]:
         """Run a statement; return its rows."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _prepare(self) -> None:
         """Begin a transaction: lock out others; create tables and view if they do not exist."""
-        raise NotImplementedError
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
@@ -101,13 +102,13 @@ class Sink:
         self._run("DELETE FROM position")
         self._run(f"INSERT INTO position VALUES ({self.mark})", [json.dumps(asdict(position))])
 
+    @abstractmethod
     def add(self, table: str, rows: pa.Table, maybe_there: bool) -> None:
         """Add rows; with `maybe_there` skip those that exist."""
-        raise NotImplementedError
 
+    @abstractmethod
     def put(self, table: str, rows: pa.Table) -> None:
         """Add rows; replace those with the same keys."""
-        raise NotImplementedError
 
     def clear(self) -> None:
         """Delete all rows and the position. The tables are made again, because they may be of an older layout."""
@@ -115,13 +116,13 @@ class Sink:
             self._run(f"DROP {one}")
         self._prepare()
 
+    @abstractmethod
     def forget(self, devices: list[str]) -> int:
         """Delete all rows of some devices, and their bytes; return the number of rows."""
-        raise NotImplementedError
 
+    @abstractmethod
     def dated(self) -> Iterator[list[tuple[Any, ...]]]:
         """Yield the rows of the view `dated` (SHEET's columns), in batches, sorted by device and time."""
-        raise NotImplementedError
 
     def close(self) -> None:
         """Close the database. All written rows of a DuckDB file are in it then, without a separate log."""
