@@ -460,7 +460,7 @@ class Application:
             self._tell_health()
         deadline = self.uptime.ms() + config["awake_s"] * 1000
         quiet_ms = 0
-        while self.uptime.ms() < deadline and not self._reboot_ms:
+        while self.uptime.ms() < deadline:
             self.turn(_TURN_MS // 4)
             # A command that is queued at the broker arrives soon after connecting: wait a moment after the last message.
             if self.client.pending or not self.client.connected or self.time.waiting or self._greeting >= 0:

@@ -133,6 +133,23 @@ def test_status_will_and_discovery_messages_are_published(tmp_path):
     run_on_a_board(tmp_path, scenario, {"discovery": "homeassistant"})
 
 
+@pytest.mark.req("B4", "B5")
+def test_reboot_of_sleeping_board_happens_after_its_reply_is_delivered(tmp_path):
+    async def scenario(person, board):
+        await board.asleep()
+        person.command(id="r", do="reboot")
+        await board.power_on("deep-sleep")
+        await board.asleep()
+        await until_async(lambda: person.replies() == Counter({("r", "done"): 1}))
+        assert board.console.read_text().count("\nsleep ") == 1, "the second wake ends with the restart"
+        await board.power_on("reset")
+        await board.asleep()
+        assert board.console.read_text().count("\nsleep ") == 2
+        assert person.replies() == Counter({("r", "done"): 1})
+
+    run_on_a_board(tmp_path, scenario, {"sleep_s": 600, "awake_s": 10})
+
+
 class TimeServer(asyncio.DatagramProtocol):
     """An NTP server that says it is the year 2031."""
 

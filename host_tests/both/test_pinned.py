@@ -446,6 +446,31 @@ def test_pinning_on_a_full_disk_is_refused():
     assert board.fresh("/fill4096-0") == _pattern(4096)
 
 
+class NegativeFree:
+    """The module `os` of a 32-bit port whose littlefs counts more used blocks than it has."""
+
+    def __getattr__(self, name):
+        return getattr(os, name)
+
+    def statvfs(self, path):
+        return (4096, 4096, 16, -3, -3, 0, 0, 0, 0, 255)
+
+
+@pytest.mark.req("S6")
+def test_refused_pinning_never_names_a_negative_number_of_free_blocks():
+    _only_on_micropython()
+    from flashmqtt.flash import pinned
+
+    board = Board(16)
+    pinned.os = NegativeFree()
+    try:
+        with pytest.raises(PinsRefused) as refused:
+            pin(board.flash, "/journal", 30, ROOT)
+    finally:
+        pinned.os = os
+    assert str(refused.value) == "can't pin 30 blocks: 0 are free; ask for fewer, or remove files"
+
+
 class Board2:
     """Another chip with a littlefs, which is not mounted."""
 
