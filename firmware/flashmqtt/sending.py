@@ -12,6 +12,8 @@ from .fast import copy
 if TYPE_CHECKING:
     from typing import Any  # noqa: TID251
 
+_IDLE_MS = const(1000)
+_POLLOUT = const(4)
 _TURN = const(16)  # how many buffers one call of `step` fills
 
 
@@ -28,6 +30,8 @@ def send(
     try:
         while not sending.step(ticks_ms()):
             if not sending.moved:
+                client.link.wait_ms = _IDLE_MS
+                client.link.events = _POLLOUT  # received bytes are not read now: they must not end the wait
                 client._wait(client._left(deadline, "write"))
     except BaseException as error:
         sending.failed(error)

@@ -680,3 +680,19 @@ def test_umqtt_callback_may_call_check_msg_and_ping():
         mqtt.check_msg()
     assert seen == [b"1", b"2"]
     mqtt.disconnect()
+
+
+@pytest.mark.req("Q0", "R4")
+def test_long_qos_0_message_waits_for_the_broker_without_a_busy_loop():
+    broker, mqtt = connected(buffer_bytes=128, timeout_s=1)
+    broker.deaf = True  # it reads nothing, and its own bytes wait to be read
+    broker.give(publish(b"b", b"unread"))
+    mqtt.link.wait_ms = 0
+    payload = bytes(100_000)
+    while mqtt.connected:
+        feeds = broker.feeds
+        begin = ticks_ms()
+        mqtt.publish("a", payload)
+    assert ticks_diff(ticks_ms(), begin) >= 900
+    assert broker.feeds - feeds < 100
+    broker.close()
