@@ -1,5 +1,8 @@
 """The session's flows, packet by packet (requirements Q0 to Q8). Packets are written by hand: see `wire.py`."""
 
+import gc
+import sys
+
 import pytest
 
 from flashmqtt.connection import CLOSED, IN_DOUBT, RESTART
@@ -933,3 +936,20 @@ def test_message_longer_than_packet_bytes_is_held():
     broker = connected(buffer_bytes=4096, packet_bytes=64)
     broker.give(publish(b"a", b"y" * 4000, 2, 7), pubrel(7))
     assert broker.messages[0][1] == b"y" * 4000
+
+
+@pytest.mark.req("B2")
+def test_ram_store_keeps_no_memory_of_finished_long_messages():
+    if sys.implementation.name != "micropython":
+        pytest.skip("only MicroPython reports its heap")
+    store = RamStore()
+    message = bytes(20_000)
+    used = []
+    for _ in range(2):
+        gc.collect()
+        used.append(gc.mem_alloc())
+        for seq in [store.append(message, len(message)) for _ in range(8)]:
+            store.finish(seq)
+    gc.collect()
+    used.append(gc.mem_alloc())
+    assert used[2] - used[0] < 2 * len(message)  # the collector may take one or two for reachable

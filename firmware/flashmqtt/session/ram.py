@@ -125,7 +125,7 @@ class RamStore:
         if body is not None:
             self._bodies[at] = None
             n = self._spare_count
-            if n < _SPARES:
+            if n < _SPARES and _len(body) <= _SPARE_BYTES:
                 self._spares[n] = body
                 self._spare_count = n + 1
         flags = self._flags
