@@ -449,7 +449,7 @@ class Client:
                 if not _isinstance(payload, _bytes):
                     payload = payload.encode() if _isinstance(payload, _str) else octets(payload)  # type: ignore[union-attr]
                 if not qos:
-                    n = self._put_again(self._topic_bytes, payload, retain)
+                    n = 0 if session.suspect else self._put_again(self._topic_bytes, payload, retain)
                 elif qos == 1 or qos == session.max_qos:
                     head = 0x31 if retain else 0x30
                     head |= qos << 1 | ((session.store.next_seq - 1) % 65535 + 1) << 8

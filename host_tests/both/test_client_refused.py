@@ -97,6 +97,23 @@ def test_connection_closed_during_a_long_message_blocks_no_other_message():
 
 
 @pytest.mark.req("R3")
+def test_connection_closed_because_of_a_qos_0_message_is_no_failed_trial_of_another_message():
+    broker = Picky(
+        lambda one: broker.tries < 3 if one[0] & 6 else broker.tries == 3,
+        lambda broker: broker.tries == 3 or broker.drop(),
+    )
+    mqtt = client(broker, refuse_after=1)
+    mqtt.publish("a", "0")
+    handle = mqtt.publish("a", "1", qos=1)
+    poll_until(mqtt, lambda: broker.tries == 3)  # its trial
+    mqtt.publish("a", "0")
+    poll_until(mqtt, lambda: mqtt.delivered(handle))
+    assert broker.tries == 4 and not mqtt.reports
+    mqtt.disconnect()
+    broker.close()
+
+
+@pytest.mark.req("R3")
 def test_unanswered_message_is_refused_and_blocks_no_other_message():
     broker = Picky(lambda one: one[-1:] == b"!", lambda broker: None)
     mqtt = client(broker, response_s=6, refuse_after=1)

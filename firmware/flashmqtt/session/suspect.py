@@ -131,7 +131,6 @@ class Suspect:
         session = self._session
         self._quota = session.quota
         session.quota = 0
-        session.output.topic = None  # send the program's QoS 0 messages through the session
         self._stage = _SETTLING
         self._begun = False
         self.pings = 0
@@ -139,7 +138,6 @@ class Suspect:
     def disturb(self) -> None:
         """The program has put a QoS 0 message: the broker may close the connection because of that message."""
         self._disturbed = True
-        self._session.output.topic = None
 
     def answered_wrong(self, seq: int) -> None:
         """The broker's answer to a message has the wrong packet type."""
