@@ -731,9 +731,14 @@ class Client:
         """Return the queue of waiting messages; load it when it is first needed."""
         session = self.session
         if not session.waiting:
-            from .deferred import Deferred
+            try:
+                from .deferred import Deferred
 
-            session.waiting = Deferred(self, *self._waiting)
+                session.waiting = Deferred(self, *self._waiting)
+            except BaseException as error:  # no memory: the broker sends the message again
+                session.leave_unacknowledged()
+                self.link.fail(error, ticks_ms())
+                raise
         return session.waiting
 
     def call(self, handler: "Any", argument: "Any", other: "Any" = _ABSENT) -> None:

@@ -89,7 +89,7 @@ def test_unclaimed_messages_survive_a_reconnect_and_are_delivered_once():
     poll_until(mqtt, lambda: len(acknowledged(broker)) == 3)
     turn(broker, mqtt)
     assert sorted(seen) == [b"1", b"2", b"3"] and sorted(acknowledged(broker)) == [1, 2, 3]
-    assert mqtt.session.waiting.owing == 0
+    assert mqtt.session.waiting.owing == []
     mqtt.disconnect()
 
 
@@ -729,6 +729,98 @@ def test_waiting_message_is_acknowledged_although_no_memory_was_left_for_its_rec
         poll_until(mqtt, lambda: len(seen) == 2)
     poll_until(mqtt, lambda: acknowledged(broker) == [1, 2])
     assert seen == [b"1", b"2"] and not queue.entries and not queue.bytes
+    mqtt.disconnect()
+
+
+@pytest.mark.req("Q3", "R4")
+@pytest.mark.clause("MQTT-4.6.0-2", "5:MQTT-4.6.0-2")
+def test_acknowledgements_follow_the_order_in_which_a_broker_sent_messages_again():
+    broker, mqtt = connected()
+    seen = []
+    broker.give(publish(b"a", b"1", 1, 1), publish(b"b", b"2", 1, 2), publish(b"a", b"3", 1, 3))
+    turn(broker, mqtt)
+    mqtt.subscribe("b", 1, lambda m: seen.append(m.payload))
+    poll_until(mqtt, lambda: seen)
+    reconnect(broker, mqtt)
+    broker.give(
+        publish(b"a", b"3", 1, 3, dup=1), publish(b"b", b"2", 1, 2, dup=1), publish(b"c", b"4", 1, 4),
+        publish(b"a", b"1", 1, 1, dup=1),
+    )  # fmt: skip
+    turn(broker, mqtt)
+    assert acknowledged(broker) == []
+    mqtt.subscribe("a", 1, lambda m: seen.append(m.payload))
+    poll_until(mqtt, lambda: len(acknowledged(broker)) == 2)
+    assert acknowledged(broker) == [3, 2]
+    mqtt.subscribe("c", 1, lambda m: seen.append(m.payload))
+    poll_until(mqtt, lambda: len(acknowledged(broker)) == 4)
+    assert acknowledged(broker) == [3, 2, 4, 1] and seen == [b"2", b"1", b"3", b"4"]
+    assert not mqtt.session.waiting.entries and not mqtt.session.waiting.owing
+    mqtt.disconnect()
+
+
+@pytest.mark.req("Q3", "R4")
+def test_message_just_taken_is_acknowledged_although_no_memory_was_left_for_its_receipt():
+    broker, mqtt = connected()
+    seen = []
+    mqtt.subscribe("b", 1, lambda m: seen.append(m.payload))
+    broker.give(publish(b"a", b"1", 1, 1))
+    poll_until(mqtt, lambda: mqtt.session.waiting)
+    receipt = waiting.Receipt
+
+    def no_memory(*arguments):
+        waiting.Receipt = receipt
+        raise MemoryError
+
+    waiting.Receipt = no_memory
+    broker.give(publish(b"b", b"2", 1, 2))
+    with pytest.raises(MemoryError):
+        poll_until(mqtt, lambda: len(seen) == 2)
+    mqtt.on_message = lambda m: seen.append(m.payload)
+    poll_until(mqtt, lambda: acknowledged(broker) == [1, 2])
+    assert seen == [b"2", b"1"] and broker.connects == 1 and not mqtt.session.waiting.entries
+    mqtt.disconnect()
+
+
+@pytest.mark.req("Q3", "Q4", "R4")
+@pytest.mark.parametrize("case", ["load 1", "load 2", "claims 1", "claims 2", "add 1", "add 2"])
+def test_message_not_taken_is_not_acknowledged_although_no_memory_was_left_to_keep_it(case):
+    fails, qos = case.split()[0], int(case.split()[1])
+    broker, mqtt = connected(level=4)
+    broker.present = 1
+    seen = []
+    if fails == "load":
+        owner, name = mqtt, "load_waiting"
+    else:
+        mqtt.load_waiting()
+        owner, name = mqtt.session.waiting, "_append" if fails == "add" else "claims"
+    if fails == "claims":
+        broker.give(publish(b"x", b"0"))
+        poll_until(mqtt, lambda: mqtt.session.waiting.entries)
+    works = getattr(owner, name)
+
+    calls = []
+
+    def no_memory(*arguments):
+        calls.append(arguments)
+        setattr(owner, name, works)
+        raise MemoryError
+
+    setattr(owner, name, no_memory)
+    broker.give(publish(b"a", b"1", qos, 1))
+    if qos == 2:
+        broker.give(pubrel(1))
+    try:
+        poll_until(mqtt, lambda: calls)
+    except MemoryError:
+        assert fails == "load"
+    turn(broker, mqtt)
+    assert acknowledged(broker) == []
+    if broker.connects == 2:
+        broker.give(publish(b"a", b"1", 1, 1, dup=1) if qos == 1 else pubrel(1))
+    mqtt.subscribe("a", 2, lambda m: seen.append(m.payload))
+    poll_until(mqtt, lambda: acknowledged(broker) == [1])
+    turn(broker, mqtt)
+    assert seen == [b"1"] and not mqtt.session.store.held()
     mqtt.disconnect()
 
 

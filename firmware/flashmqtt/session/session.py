@@ -776,14 +776,14 @@ class Session:
         over again.
         """
         kind = self.handed
+        # After a MemoryError, the next step tries again.
+        deferred = kind == _PUBACK and self.waiting and self.waiting.defers()
         self.handed = 0
         if kind != _PUBACK and kind:
             self.inbound.discard_handed()
             if kind == _ORPHAN and self.unsynced:  # no acknowledgement follows that makes this durable
                 self.sync()
-        if kind > _ORPHAN:
-            if self.waiting and kind == _PUBACK and self.waiting.defers():
-                return
+        if kind > _ORPHAN and not deferred:
             output = self.output
             if output.limit - output.end < _ACK_BYTES:
                 self.pending_ack = kind

@@ -60,7 +60,7 @@ class Waiting(Message):
         self.topic_length = message.topic_end - message.topic_start
         self.total = self.length = message.payload_end - message.payload_start
         self.packet_id = packet_id
-        self.owed = owed  # the broker waits for its acknowledgement on this connection
+        self.owed = owed  # QoS 2: the broker waits for PUBCOMP on this connection; QoS 1: see `WaitingQueue.owing`
         self.state = WAITING if whole or self.qos == 2 else LEFT
         self.since_ms = now_ms
         self.due_ms = 0  # when it may be handed over again after a failure; 0: now
@@ -97,11 +97,10 @@ class Waiting(Message):
 class Receipt:
     """The record of a QoS 1 message that is done: enough to recognize a duplicate and to send PUBACK in order."""
 
-    def __init__(self, message: "Any", packet_id: int, owed: "Any") -> None:
+    def __init__(self, message: "Any", packet_id: int) -> None:
         self.kind = 1
         self.state = DONE
         self.packet_id = packet_id
-        self.owed = owed
         self.topic_length = message.topic_end - message.topic_start
         self.length = message.payload_end - message.payload_start
         self.crc = _crc(message)
@@ -127,7 +126,7 @@ class WaitingQueue:
         self.clean = clean
         self.entries: "list[Any]" = []
         self.bytes = 0  # of the copies
-        self.owing = 0  # how many QoS 1 messages are owed a PUBACK on this connection
+        self.owing: "list[Any]" = []  # QoS 1 messages that are owed a PUBACK, in the order of this connection's PUBLISH packets
         self.takes_unclaimed = False  # there is a taker for messages that no subscription claims
         self.missed = self.unclaimed = self.failed = 0
         self._look = True  # after a change, a message may have become ready
@@ -167,7 +166,10 @@ class WaitingQueue:
         """Return whether a message that has just arrived must wait behind others."""
         if self.skipping or (message.qos == 1 and (self._overflow or (self.owing and self._count() >= 2 * self.limit))):
             return True
-        return self._is_behind(self.claims(message), self._begun(), False)
+        try:
+            return self._is_behind(self.claims(message), self._begun(), False)
+        except MemoryError:
+            return True
 
     def blocks(self, piece: "Any") -> bool:
         """Return whether a piece is behind a message for which reading must not stop: see `_is_behind`."""
@@ -249,7 +251,8 @@ class WaitingQueue:
         """Queue the session's current message; return its entry, or None if it was dropped or left unacknowledged."""
         session = self._session
         message = session.message
-        owed = session.handed > _ORPHAN
+        handed = session.handed
+        owed = handed > _ORPHAN
         session.handed = 0
         qos = message.qos
         # It is in the store, and is handed over later from its first piece on.
@@ -268,24 +271,24 @@ class WaitingQueue:
                 return None  # decided with its last piece
         entry = None
         self._look = True
+        given_up = message.offset and self._pieces_failed >= self.attempts
         try:
             # A message in pieces can't wait here. And none may wait behind one that comes again only after a reconnect.
             whole = qos < 2 and not message.offset and not (qos and self._left) and self._fits(message)
-            if whole or qos == 2 or (qos and not self.clean and self._count() < 2 * self.limit):
+            if whole or qos == 2 or (qos and not self.clean and not given_up and self._count() < 2 * self.limit):
                 entry = Waiting(message, session.handed_id, owed, now_ms, whole)
+                self._append(entry, owed)
         except MemoryError:
-            pass
+            entry = None
         if not entry or entry.state == LEFT:
-            given_up = message.offset and self._pieces_failed >= self.attempts
             if not qos or (qos == 1 and (self.clean or given_up)):
-                self._pieces_failed = 0
                 if given_up:
                     self.failed += 1
                 else:
                     self.missed += 1
-                if qos and owed:
-                    self._append(Receipt(message, session.handed_id, True))
-                    self.flush()
+                self._pieces_failed = 0
+                session.handed = handed
+                session.acknowledge()
                 return None
             if not self._left:
                 self._left = True
@@ -293,7 +296,6 @@ class WaitingQueue:
             if not entry:
                 self._overflow = True
                 return None
-        self._append(entry)
         if qos < 2:
             self.bytes += len(entry.buffer)
         return None if entry.state == LEFT else entry
@@ -319,9 +321,9 @@ class WaitingQueue:
             self.entries.remove(piece)
             self.bytes -= len(piece.buffer)
 
-    def _append(self, entry: "Any") -> None:
-        if entry.owed and entry.kind == 1:
-            self.owing += 1
+    def _append(self, entry: "Any", owed: "Any") -> None:
+        if owed and entry.kind == 1:
+            self.owing.append(entry)
         self.entries.append(entry)
 
     def _fits(self, message: "Any") -> bool:
@@ -340,11 +342,12 @@ class WaitingQueue:
     def defers(self) -> bool:
         """Queue the PUBACK of the message just taken behind earlier ones; return whether there are any."""
         session = self._session
-        if session.message.offset:
+        message = session.message
+        if message.offset:
             self._pieces_failed = 0
         if not self.owing:
             return False
-        self._append(Receipt(session.message, session.handed_id, True))
+        self._append(Receipt(message, session.handed_id), True)
         return True
 
     def is_duplicate(self) -> bool:
@@ -367,9 +370,8 @@ class WaitingQueue:
                 and (entry.crc == _crc(message) if entry.state == DONE else _same(entry, message))
             ):
                 session.handed = 0
-                if not entry.owed:
-                    entry.owed = True
-                    self.owing += 1
+                if entry not in self.owing:
+                    self.owing.append(entry)
                     self.flush()
                 return True
         return False
@@ -464,7 +466,10 @@ class WaitingQueue:
             self._session.load_inbound().discard(entry.packet_id, entry.owed)
         else:
             if entry.kind:
-                self.entries[self.entries.index(entry)] = Receipt(entry, entry.packet_id, entry.owed)
+                receipt = Receipt(entry, entry.packet_id)
+                self.entries[self.entries.index(entry)] = receipt
+                if entry in self.owing:
+                    self.owing[self.owing.index(entry)] = receipt
             self.bytes -= len(entry.buffer)
         entry.state = DONE
         if self._left and not self._overflow:
@@ -475,28 +480,32 @@ class WaitingQueue:
         self.flush()
 
     def flush(self) -> None:
-        """Put the acknowledgements that are due in order, as far as there is room."""
-        session = self._session
-        output = session.output
+        """Put the acknowledgements that are due, PUBACKs in order, as far as there is room; forget what is done."""
         entries = self.entries
-        first = True  # no earlier QoS 1 message is owed its PUBACK
+        owing = self.owing
+        while owing and owing[0].state == DONE:
+            if not self._put(_PUBACK, owing[0].packet_id):
+                return
+            entries.remove(owing.pop(0))
         i = 0
         while i < len(entries):
             entry = entries[i]
-            qos = entry.kind
-            if entry.state != DONE or (qos == 1 and not (entry.owed and first)):
-                if qos == 1 and entry.owed:
-                    first = False
+            if entry.state != DONE or entry.kind == 1:
                 i += 1
-                continue
-            if entry.owed and qos:
-                if output.limit - output.end < _ACK_BYTES:
-                    session.urgent = True
-                    return
-                output.put_ack(_PUBACK if qos == 1 else _PUBCOMP, entry.packet_id)
-                if qos == 1:
-                    self.owing -= 1
-            entries.pop(i)
+            elif entry.kind and entry.owed and not self._put(_PUBCOMP, entry.packet_id):
+                return
+            else:
+                entries.pop(i)
+
+    def _put(self, kind: int, packet_id: int) -> bool:
+        """Put an acknowledgement if there is room."""
+        session = self._session
+        output = session.output
+        if output.limit - output.end < _ACK_BYTES:
+            session.urgent = True
+            return False
+        output.put_ack(kind, packet_id)
+        return True
 
     # --- connections ---
 
@@ -510,7 +519,7 @@ class WaitingQueue:
                 entry.owed = False
                 kept.append(entry)
         self.entries = kept
-        self.owing = 0
+        self.owing = []
         self._left = self._overflow = self.skipping = False
         self._look = True  # those behind a message that was left
         self.flush()
@@ -538,7 +547,7 @@ class WaitingQueue:
             elif entry.kind < 2:
                 self.bytes -= len(entry.buffer)
         self.entries = kept
-        self.owing = 0
+        self.owing = []
 
     def wants_restart(self, now_ms: int) -> bool:
         """Return whether to reconnect, so that the broker sends unacknowledged messages again."""
