@@ -759,6 +759,121 @@ def test_acknowledgements_follow_the_order_in_which_a_broker_sent_messages_again
 
 
 @pytest.mark.req("Q3", "R4")
+@pytest.mark.clause("MQTT-4.6.0-2", "5:MQTT-4.6.0-2")
+def test_acknowledgement_of_a_repeated_message_passes_no_message_that_was_left_unacknowledged():
+    broker, mqtt = connected(waiting=1, unclaimed="keep")
+    seen = []
+    mqtt.subscribe("b", 1, lambda m: seen.append(m.payload))
+    broker.give(publish(b"a", b"1", 1, 1), publish(b"b", b"2", 1, 2))
+    poll_until(mqtt, lambda: seen)
+    reconnect(broker, mqtt)
+    broker.give(
+        publish(b"a", b"3", 1, 3), publish(b"a", b"4", 1, 4), publish(b"b", b"2", 1, 2, dup=1),
+        publish(b"a", b"1", 1, 1, dup=1),
+    )  # fmt: skip
+    turn(broker, mqtt)
+    assert acknowledged(broker) == [] and seen == [b"2"]
+    mqtt.disconnect()
+
+
+@pytest.mark.req("Q3", "R4")
+def test_taken_message_behind_a_waiting_one_is_not_handed_over_again_after_several_reconnects():
+    broker, mqtt = connected(unclaimed="keep")
+    seen = []
+    mqtt.subscribe("b", 1, lambda m: seen.append(m.payload))
+    broker.give(publish(b"a", b"1", 1, 1), publish(b"b", b"2", 1, 2))
+    poll_until(mqtt, lambda: seen)
+    for _ in range(3):
+        reconnect(broker, mqtt)
+        broker.give(publish(b"a", b"1", 1, 1, dup=1), publish(b"b", b"2", 1, 2, dup=1))
+        turn(broker, mqtt)
+    mqtt.on_message = lambda m: seen.append(m.payload)
+    poll_until(mqtt, lambda: acknowledged(broker) == [1, 2])
+    assert seen == [b"2", b"1"]
+    mqtt.disconnect()
+
+
+@pytest.mark.req("R4")
+def test_many_messages_left_unacknowledged_come_again_although_their_topics_take_much_room():
+    broker, mqtt = connected(buffer_bytes=256)
+    broker.present = 1
+    mqtt.on_error = lambda error, message: None
+    topic = b"t" * 55
+    seen = []
+
+    def handler(message):
+        seen.append(message.payload)
+        if len(seen) == 1:
+            raise OSError("once")
+
+    mqtt.subscribe(topic, 1, handler)
+    for i in range(1, 33):
+        broker.give(publish(topic, b"%03d" % i + bytes(150), 1, i))
+    poll_until(mqtt, lambda: broker.connects == 2)
+    mqtt.disconnect()
+
+
+class Full(list):
+    """A list that has no memory to grow, once."""
+
+    def __init__(self, items):
+        super().__init__(items)
+        self.full = True
+
+    def append(self, item):
+        if self.full:
+            self.full = False
+            raise MemoryError
+        super().append(item)
+
+
+@pytest.mark.req("Q3", "R4")
+@pytest.mark.parametrize("name", ["entries", "owing"])
+def test_every_message_is_acknowledged_once_although_no_memory_was_left_to_note_one(name):
+    broker, mqtt = connected()
+    seen = []
+    mqtt.subscribe("b", 1, lambda m: seen.append(m.payload))
+    broker.give(publish(b"a", b"1", 1, 1))
+    poll_until(mqtt, lambda: mqtt.session.waiting)
+    setattr(mqtt.session.waiting, name, Full(getattr(mqtt.session.waiting, name)))
+    broker.give(publish(b"b", b"2", 1, 2))
+    with pytest.raises(MemoryError):
+        poll_until(mqtt, lambda: len(seen) == 2)
+    mqtt.on_message = lambda m: seen.append(m.payload)
+    poll_until(mqtt, lambda: acknowledged(broker) == [1, 2])
+    turn(broker, mqtt)
+    assert acknowledged(broker) == [1, 2] and seen == [b"2", b"1"] and not mqtt.session.waiting.entries
+    mqtt.disconnect()
+
+
+@pytest.mark.req("Q3", "R4")
+def test_waiting_message_is_not_acknowledged_although_no_memory_was_left_to_recognize_its_duplicate():
+    broker, mqtt = connected()
+    broker.give(publish(b"a", b"1", 1, 1))
+    turn(broker, mqtt)
+    reconnect(broker, mqtt)
+    works = waiting._same
+
+    def no_memory(*arguments):
+        waiting._same = works
+        raise MemoryError
+
+    waiting._same = no_memory
+    broker.give(publish(b"a", b"1", 1, 1, dup=1))
+    try:
+        turn(broker, mqtt)
+    except MemoryError:
+        pass
+    turn(broker, mqtt)
+    assert waiting._same is works and acknowledged(broker) == []
+    seen = []
+    mqtt.on_message = lambda m: seen.append(m.payload)
+    poll_until(mqtt, lambda: acknowledged(broker) == [1])
+    assert b"1" in seen
+    mqtt.disconnect()
+
+
+@pytest.mark.req("Q3", "R4")
 def test_message_just_taken_is_acknowledged_although_no_memory_was_left_for_its_receipt():
     broker, mqtt = connected()
     seen = []

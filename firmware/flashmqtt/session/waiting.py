@@ -322,9 +322,13 @@ class WaitingQueue:
             self.bytes -= len(piece.buffer)
 
     def _append(self, entry: "Any", owed: "Any") -> None:
-        if owed and entry.kind == 1:
-            self.owing.append(entry)
         self.entries.append(entry)
+        if owed and entry.kind == 1:
+            try:
+                self.owing.append(entry)
+            except MemoryError:
+                self.entries.pop()
+                raise
 
     def _fits(self, message: "Any") -> bool:
         n = message.topic_end - message.topic_start + message.payload_end - message.payload_start
@@ -360,20 +364,24 @@ class WaitingQueue:
         message = session.message
         if not message.dup or message.more or message.offset:
             return False
-        for entry in self.entries:
-            if (
-                entry.kind == 1
-                and entry.packet_id == session.handed_id
-                and entry.topic_length == message.topic_end - message.topic_start
-                and entry.length == message.payload_end - message.payload_start
-                and entry.state != LEFT
-                and (entry.crc == _crc(message) if entry.state == DONE else _same(entry, message))
-            ):
-                session.handed = 0
-                if entry not in self.owing:
-                    self.owing.append(entry)
+        try:
+            for entry in self.entries:
+                if (
+                    entry.kind == 1
+                    and entry.packet_id == session.handed_id
+                    and entry.topic_length == message.topic_end - message.topic_start
+                    and entry.length == message.payload_end - message.payload_start
+                    and entry.state != LEFT
+                    and (entry.crc == _crc(message) if entry.state == DONE else _same(entry, message))
+                ):
+                    if not self._overflow and entry not in self.owing:
+                        self.owing.append(entry)
+                    session.handed = 0
+                    entry.resumed = False
                     self.flush()
-                return True
+                    return True
+        except MemoryError:
+            pass  # it is handed over once more
         return False
 
     def held(self, key: int) -> "Any":
@@ -553,14 +561,15 @@ class WaitingQueue:
         """Return whether to reconnect, so that the broker sends unacknowledged messages again."""
         if not self._left or self.clean:
             return False
-        waiting = 0
+        waiting = copied = 0
         claimed = self._overflow
         for entry in self.entries:
             if entry.state == LEFT:
                 claimed = claimed or self.takes_unclaimed or len(self._takers(entry)) > 0
             elif entry.kind < 2 and entry.state != DONE:
                 waiting += 1
-        if not claimed or 2 * waiting > self.limit or 2 * self.bytes > self.limit_bytes:
+                copied += len(entry.buffer)
+        if not claimed or 2 * waiting > self.limit or 2 * copied > self.limit_bytes:
             return False
         if not self._progress and ticks_diff(now_ms, self._left_ms) < _RECONNECT_AFTER_MS:
             return False
