@@ -2,6 +2,7 @@
 
 import pytest
 
+from flashmqtt.backoff import Backoff
 from flashmqtt.client import Client
 from flashmqtt.compat import ticks_add, ticks_diff, ticks_ms
 from flashmqtt.errors import ConnectionLost, FlashFailed, Refused, StoreCorrupt, UsageError
@@ -755,6 +756,47 @@ def test_acknowledgements_follow_the_order_in_which_a_broker_sent_messages_again
     poll_until(mqtt, lambda: len(acknowledged(broker)) == 4)
     assert acknowledged(broker) == [3, 2, 4, 1] and seen == [b"2", b"1", b"3", b"4"]
     assert not mqtt.session.waiting.entries and not mqtt.session.waiting.owing
+    mqtt.disconnect()
+
+
+@pytest.mark.req("R4")
+def test_failures_of_handlers_are_counted_for_each_long_message():
+    broker, mqtt = connected(buffer_bytes=128, chunks=True, attempts=3, backoff=Backoff(base_ms=20, cap_ms=100))
+    broker.present = 1
+    mqtt.on_error = lambda error, message: None
+    calls = []
+    taken = []
+
+    def handler(message):
+        if not message.offset:
+            calls.append(message.topic)
+            if message.topic == "bad" or calls.count("good") < 3:
+                raise ValueError("called again")
+        if not message.more:
+            taken.append(message.topic)
+
+    for topic in ("bad", "good"):
+        mqtt.subscribe(topic, 1, lambda message: handler(message))
+    connects = before = 0
+
+    def step():
+        nonlocal connects, before
+        done = acknowledged(broker)
+        if broker.connects > connects and mqtt.connected:
+            for packet_id, topic in ((1, b"bad"), (2, b"good")):
+                if packet_id not in done:
+                    broker.give(publish(topic, bytes(200), 1, packet_id, dup=connects > 0))
+            connects = broker.connects
+            before = len(calls)
+        elif broker.link and len(calls) - before == 2 - len(done):
+            turn(broker, mqtt)
+            if len(acknowledged(broker)) == len(done):  # else one was discarded
+                broker.drop()  # the client would reconnect later
+        return len(done) == 2
+
+    poll_until(mqtt, step)
+    assert calls.count("bad") == calls.count("good") == 3 and taken == ["good"]
+    assert (mqtt.failed, mqtt.missed) == (1, 0)
     mqtt.disconnect()
 
 

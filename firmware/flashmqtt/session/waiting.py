@@ -136,7 +136,7 @@ class WaitingQueue:
         self._overflow = False  # some of these have no entry
         self.skipping = False  # the first piece of a message was not handed over: skip the others
         self._pauses = 0  # since a message was taken
-        self._pieces_failed = 0  # how often a handler failed with a message in pieces
+        self._failures: "dict[Any, int]" = {}  # packet id of a message in pieces: how often a handler failed with it
         self._progress = True  # a message was taken since the last reconnect for unacknowledged ones
 
     # --- who claims what ---
@@ -271,11 +271,12 @@ class WaitingQueue:
                 return None  # decided with its last piece
         entry = None
         self._look = True
-        given_up = message.offset and self._pieces_failed >= self.attempts
+        given_up = message.offset and self._failures.get(session.handed_id, 0) >= self.attempts
         try:
             # A message in pieces can't wait here. And none may wait behind one that comes again only after a reconnect.
             whole = qos < 2 and not message.offset and not (qos and self._left) and self._fits(message)
-            if whole or qos == 2 or (qos and not self.clean and not given_up and self._count() < 2 * self.limit):
+            left = qos and not (self.clean or given_up or self._overflow) and self._count() < 2 * self.limit
+            if whole or left or qos == 2:
                 entry = Waiting(message, session.handed_id, owed, now_ms, whole)
                 self._append(entry, owed)
         except MemoryError:
@@ -286,7 +287,7 @@ class WaitingQueue:
                     self.failed += 1
                 else:
                     self.missed += 1
-                self._pieces_failed = 0
+                self._failures.pop(session.handed_id, 0)
                 session.handed = handed
                 session.acknowledge()
                 return None
@@ -348,7 +349,7 @@ class WaitingQueue:
         session = self._session
         message = session.message
         if message.offset:
-            self._pieces_failed = 0
+            self._failures.pop(session.handed_id, 0)
         if not self.owing:
             return False
         self._append(Receipt(message, session.handed_id), True)
@@ -447,7 +448,11 @@ class WaitingQueue:
         if not entry:
             message = self._session.message
             if counts and message.qos < 2 and (message.more or message.offset):
-                self._pieces_failed = self._pieces_failed + 1 if message.dup else 1  # no DUP: another message
+                packet_id = self._session.handed_id
+                failures = self._failures.get(packet_id, 0) if message.dup else 0  # no DUP: another message
+                if len(self._failures) >= self.limit:
+                    self._failures.clear()  # the broker sends messages again with other packet ids
+                self._failures[packet_id] = failures + 1
             entry = self.add(now_ms)
             if not entry:
                 return None
