@@ -169,7 +169,9 @@ class Session:
         if self.note[0] != _BLANK and (self.note[0] == _LEVEL_5) != (level == _LEVEL_5):
             # Level 5's PUBLISH has another layout, and stored packets are sent as they are.
             if store.low != store.next_seq:
-                raise UsageError("messages of level %d are stored: deliver them first" % self.note[0])
+                raise UsageError(
+                    "messages of level %d are stored: deliver them and disconnect, or format" % self.note[0]
+                )
             self.note = b"\xff" * 12
         if store.held():
             self.load_inbound()
