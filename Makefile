@@ -47,8 +47,8 @@ backup: setup ## Copy all files and the journal of the board into backups/ (PORT
 wipe: setup ## Remove flashmqtt's files from the board, after asking (PORT=auto; YES=1: don't ask; JOURNAL=1: also the stored messages)
 	@$(PY) -m tools.deploy wipe --port $(PORT) $(if $(YES),--yes) $(if $(JOURNAL),--journal)
 
-dump: setup ## Show the contents of a journal (FROM=auto: of the connected board; FROM=/dev/ttyACM0; or IMAGE=flash.bin)
-	@$(PY) -m tools.journal dump $(if $(FROM),--board "$(FROM)",$(if $(IMAGE),"$(IMAGE)"))
+dump: setup ## Show the contents of a journal (of the connected board; FROM=/dev/ttyACM0: its port; IMAGE=flash.bin: of a file)
+	@$(PY) -m tools.journal dump $(if $(IMAGE),"$(IMAGE)",--board "$(or $(FROM),auto)")
 
 virtual-board: setup ## Start a virtual Pico W on a serial port, for mpremote and deploy (WIFI=network:password that its radio finds; BOARD=esp32, pico2_w ...)
 	@$(PY) -m tools.virtual_board.device $(if $(filter-out auto,$(BOARD)),--board $(BOARD)) $(if $(WIFI),--wifi "$(WIFI)")
@@ -70,8 +70,8 @@ report: setup ## Write the fleet's HTML page (OUT=tables)
 dashboard: setup ## Serve the page while the pipeline runs; the page refreshes itself (OUT=tables PORT=9106)
 	@$(PY) -m tools.pipeline.dashboard --out $(OUT) $(if $(filter-out auto,$(PORT)),--port $(PORT))
 
-verdict: setup ## Check that every message is in the tables exactly once; needs no Spark, works while the pipeline runs (OUT=tables)
-	@$(PY) -m tools.pipeline.verdict --out $(OUT)
+verdict: setup ## Check that every message is in the tables exactly once; needs no Spark, works while the pipeline runs (OUT=tables; ARGS="--accept quarantine")
+	@$(PY) -m tools.pipeline.verdict --out $(OUT) $(ARGS)
 
 check-tables: setup ## Compare all rows of a pipeline's tables with the audit (OUT=tables)
 	@$(PY) -m tools.pipeline.check --out $(OUT)

@@ -102,6 +102,8 @@ def main(argv: list[str] | None = None) -> int:
         print(f"  {line}")
     if gone:
         print(f"  made without {listed(gone)}")
+    if differ and given.mapping:
+        print("  a new mapping may make other sums: check that these are what you expect")
     if not differ:
         print(f"  {given.to} has the same sums as {given.out}, and can replace it, together with its checkpoint")
     return int(bool(differ))
