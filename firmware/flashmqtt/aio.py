@@ -283,9 +283,8 @@ class Client:
                 while not task.done():  # `await task` could not tell its cancellation from ours
                     await _sleep_ms(0)
             if link.is_open():
-                self.connection.disconnect(code, properties)
                 begin = ticks_ms()
-                while not link.write(ticks_ms()) and ticks_diff(ticks_ms(), begin) < 1000:
+                while not link.disconnect(code, properties, ticks_ms()) and ticks_diff(ticks_ms(), begin) < 1000:
                     await _sleep_ms(5)
         except (OSError, ConnectionLost):
             pass

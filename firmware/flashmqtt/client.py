@@ -390,8 +390,7 @@ class Client:
         try:
             if link.is_open():
                 deadline = self._deadline(timeout_s)
-                self.connection.disconnect(code, properties)
-                while not link.write(ticks_ms()):
+                while not link.disconnect(code, properties, ticks_ms()):
                     self._wait(self._left(deadline, "disconnect"))
         except (OSError, DeadlineExpired):
             pass

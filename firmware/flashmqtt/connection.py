@@ -92,6 +92,7 @@ CLOSING = const(3)  # DISCONNECT is in the output: nothing is read any more
 _FOREVER_MS = const(1 << 28)
 _SCAN_MS = const(500)  # how often unanswered packets are checked
 _ACK_BYTES = const(8)  # the room that one acknowledgement may need
+_DISCONNECT_BYTES = const(10)  # the room that DISCONNECT may need
 
 
 class Connection:
@@ -204,27 +205,25 @@ class Connection:
         self._unanswered = True
         self.state = CONNECTING
 
-    def disconnect(self, code: int = 0, properties: "bytes | bytearray | memoryview | None" = None) -> None:
+    def disconnect(self, code: int = 0, properties: "bytes | bytearray | memoryview | None" = None) -> bool:
         """Put DISCONNECT: the broker discards the will [MQTT-3.14.4-3]. Write the output, then close the socket.
 
-        No packet may follow [MQTT-3.14.4-2]; 5: [MQTT-3.14.4-1]. Level 5 may send a reason code and properties.
+        No packet may follow [MQTT-3.14.4-2]; 5: [MQTT-3.14.4-1]. Level 5 may send a reason code and properties. Return False if
+        there is no room: write the output first.
         """
-        self._put_disconnect(code, properties)
+        output = self.output
+        if output.room() < _DISCONNECT_BYTES:
+            return False
+        output.put(put_disconnect, self.session.level, code, properties)
+        output.shut()
         self.state = CLOSING
+        return True
 
     def put_error_disconnect(self, error: "Any") -> None:
         """Put level 5's DISCONNECT with the error's reason code, if it has one and there is room [MQTT-4.13.1-1]."""
         code = error.reason if isinstance(error, FlashMqttError) else 0  # in other exceptions `reason` is a text
-        if code and self.five and self.state == OPEN and self._put_disconnect(code):
-            self.state = CLOSING
-
-    def _put_disconnect(self, code: int, properties: "bytes | bytearray | memoryview | None" = None) -> "Any":
-        output = self.output
-        fits = output.room() >= _ACK_BYTES
-        if fits:
-            output.put(put_disconnect, self.session.level, code, properties)
-        output.shut()
-        return fits
+        if code and self.five and self.state == OPEN:
+            self.disconnect(code)
 
     def close(self) -> None:
         """Update the state: the socket is closed, by either side."""

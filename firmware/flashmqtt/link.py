@@ -280,6 +280,18 @@ class Link:
                 self._shaking = None
         return True
 
+    def disconnect(self, code: int, properties: "Any", now_ms: int) -> bool:
+        """Write the output and DISCONNECT; return whether all is written."""
+        connection = self.connection
+        while self.write(now_ms):
+            if connection.state != OPEN:
+                return True
+            if self._session.partial:
+                self._session.pump(now_ms)  # DISCONNECT can't be sent in the middle of a message
+            elif not connection.disconnect(code, properties):
+                return False  # a task is sending a long QoS 0 message
+        return False
+
     def _shake(self, now_ms: int) -> "Any":
         """Return the events to poll for before the next handshake step; feed, as the last step may have taken seconds."""
         if self.feed:

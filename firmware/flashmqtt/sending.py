@@ -71,6 +71,8 @@ class Sending:
                 output.put(_put_piece, payload, self._at, room)
                 self._at += room
             elif output.room() > 0:
+                if self._session.put_unstored(topic, payload, retain, properties):
+                    return True  # it fits by now; or the level 5 server would refuse it, and it is dropped
                 output.put(put_publish_head, topic, n, 0, retain, False, 0, self._session.level, properties)
                 output.shut()
                 self._at = 0

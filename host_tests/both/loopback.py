@@ -104,7 +104,7 @@ class Loopback:
         kind = one[0] >> 4
         if kind == 1:
             self.connects += 1
-            self.give(connack(0 if self.code else self.present, self.code))
+            self.give(connack(0 if self.code else self.present, self.code, level=one[8]))
         elif kind == 3 and one[0] & 6 and self.answers_publish:
             at = 1
             while one[at] > 127:

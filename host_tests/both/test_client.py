@@ -1,5 +1,7 @@
 """The blocking client over real sockets: deadlines, reconnects, handlers, messages stored while disconnected."""
 
+import sys
+
 import pytest
 
 from flashmqtt.backoff import Backoff
@@ -233,6 +235,74 @@ def test_after_disconnect_nothing_is_sent_and_the_connection_is_closed():
     assert broker.packets[-1] == b"\xe0\x00" and len(broker.of(1)) == 1
     assert broker.link is None  # the broker has seen the end of the stream
     assert mqtt.pending == 1
+
+
+@pytest.mark.req("W11")
+@pytest.mark.clause("MQTT-3.14.4-3")
+@pytest.mark.parametrize(
+    "level,code,expiry_s,expected", ((4, 0, None, b"\xe0\x00"), (5, 4, 60, b"\xe0\x07\x04\x05\x11\0\0\0<"))
+)
+def test_disconnect_is_sent_however_little_room_the_output_has(level, code, expiry_s, expected):
+    for n in range(100, 125):
+        broker, mqtt = connected(buffer_bytes=128, level=level)
+
+        def fill_and_disconnect(_):
+            mqtt.publish("a", b"x" * n)  # noqa: B023
+            mqtt.disconnect(code=code, expiry_s=expiry_s)  # noqa: B023
+
+        mqtt.on_message = fill_and_disconnect
+        broker.give(publish("b", b"go") if level == 4 else b"\x30\x06\0\1b\0go")
+        mqtt.poll(100)
+        poll_until(mqtt, lambda: broker.link is None)  # noqa: B023
+        assert len(broker.of(3)) == 1 and broker.packets[-1] == expected
+        broker.close()
+
+
+@pytest.mark.req("W11")
+@pytest.mark.clause("MQTT-3.14.4-3")
+def test_disconnect_follows_a_message_that_was_sent_in_part():
+    if sys.implementation.name == "micropython":
+        pytest.skip("this heap has no room for a message that fills the system's buffers")
+    broker, mqtt = connected()
+    broker.deaf = True
+    mqtt.publish("a", b"x" * 10000000, 1)
+    mqtt.poll()
+    broker.deaf = False
+    mqtt.disconnect()
+    poll_until(mqtt, lambda: broker.link is None)
+    assert len(broker.of(3)) == 1 and broker.packets[-1] == b"\xe0\x00"
+
+
+class Limiting(Loopback):
+    """A level 5 broker that accepts neither retained messages nor packets of more than 200 bytes."""
+
+    def take(self, one):
+        if one[0] >> 4 == 1:
+            self.give(b"\x20\x0a\0\0\x07\x25\0\x27\0\0\0\xc8")
+        self.packets.append(one)
+
+
+@pytest.mark.req("Q0", "W12")
+@pytest.mark.clause("5:MQTT-3.2.2-14", "5:MQTT-3.2.2-15")
+def test_limits_of_the_broker_apply_to_qos_0_messages_that_find_the_output_full():
+    broker = Limiting()
+    mqtt = client(broker, buffer_bytes=128, level=5)
+    mqtt.connect()
+
+    def publish_all(_):
+        mqtt.publish("a", b"x" * 122)  # fills the output
+        mqtt.publish("a", b"retained", retain=True)
+        mqtt.publish("a", b"x" * 122)
+        mqtt.publish("a", b"too long" * 30)
+        mqtt.publish("a", b"x" * 122)
+        mqtt.publish("a", b"accepted")
+
+    mqtt.on_message = publish_all
+    broker.give(b"\x30\x06\0\1b\0go")
+    mqtt.poll(100)
+    poll_until(mqtt, lambda: len(broker.of(3)) >= 4)
+    full = b"\x30\x7e\0\1a\0" + b"x" * 122
+    assert broker.of(3) == [full, full, full, b"\x30\x0c\0\1a\0accepted"]
 
 
 @pytest.mark.req("W12")

@@ -16,8 +16,8 @@ from tools.proof.packets import word as number
 DISCONNECT = packets.disconnect()
 
 
-def connack(present=0, code=0):
-    return packet(0x20, bytes([present, code]))
+def connack(present=0, code=0, level=4):
+    return packets.connack(level, present, code)
 
 
 def publish(topic, payload, qos=0, packet_id=0, dup=0, retain=0):
