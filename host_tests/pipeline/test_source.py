@@ -53,6 +53,45 @@ def test_missing_last_segment_is_noticed_by_the_number_of_the_log(landing, tmp_p
 
 
 @pytest.mark.req("P4")
+@pytest.mark.parametrize("again", [2, 3, 5])
+def test_collector_whose_numbers_began_again_is_noticed(landing, local, tmp_path, again):
+    found = three_segments(landing)
+    out, checkpoint, commits = str(tmp_path / "out"), str(tmp_path / "checkpoint"), []
+    Output(out).prepare(2)
+    job = stream.Job(local, str(landing.directory), out, checkpoint, 2, 2, commits.append, publish=False)
+    job.read_rest(found)
+    job._check_numbers(found, commits[-1])  # the landing that was read
+    for path in landing.directory.glob("*.parquet"):
+        path.unlink()
+    landing.number = landing.row = 0
+    for seq in range(4, 4 + again):
+        landing.message("a", 1, seq)
+        landing.seal()
+    number = min(again, 3)
+    with pytest.raises(source.LandingError, match=rf"c-00000000{number}\.parquet is .* the numbers began again"):
+        job._check_numbers(source.latest(Storage(str(landing.directory))), commits[-1])
+
+
+@pytest.mark.req("P4")
+@pytest.mark.parametrize("rows", [0, 1])
+def test_segment_from_which_messages_were_removed_is_the_one_that_was_read(landing, local, tmp_path, rows):
+    landing.message("a", 1, 1)
+    landing.message("b", 1, 1)
+    path = landing.seal()
+    directory, checkpoint = Storage(str(landing.directory)), Storage(str(tmp_path / "checkpoint"))
+    found = source.latest(directory)
+    _, last_us = source.arrivals_us(directory, path.name)
+    path.unlink()
+    landing.number = 0
+    if rows:
+        landing.message("b", 1, 1, arrival_us=last_us)
+    landing.seal()
+    source.check_numbers(directory, found, {"c": 1}, {"c": last_us}, checkpoint)
+    path.write_bytes(b"damaged")
+    source.check_numbers(directory, found, {"c": 1}, {"c": last_us}, checkpoint)
+
+
+@pytest.mark.req("P4")
 def test_log_that_is_not_sealed_yet_misses_no_segment(landing):
     three_segments(landing)
     open_log(landing, 4)

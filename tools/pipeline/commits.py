@@ -46,6 +46,7 @@ class Commit:
     stream_read: dict[str, int] = field(
         default_factory=dict
     )  # the same, of this stream; another stream starts at the first segment
+    last_arrival_us: dict[str, int] = field(default_factory=dict)  # of the messages in these segments
     summary: dict[str, Any] = field(default_factory=summary.empty)  # of the fleet, including this batch: see summary.py
     kept_from: str | None = None  # of a compaction: readings of earlier days were deleted for their age
     whole: bool = False  # a compaction: it replaces all commits up to this batch

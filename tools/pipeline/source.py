@@ -8,12 +8,15 @@ exist, also one that was restored later.
 
 from __future__ import annotations
 
+import datetime
 import json
 import re
 import shlex
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import pyarrow as pa
 
 from tools.landing import segments
 from tools.landing.log import LandingError, log_numbers
@@ -27,6 +30,7 @@ FILE = "path string, modificationTime timestamp, length bigint, content binary" 
 MOST_AGE = "90d"
 """Spark does not find segments that are older than the newest by more than this; it keeps the names of this period. A clock
 that was wrong, or files that were copied, may make a segment as old: see `stream.Job.read_rest`."""
+EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 LOGS = ".logs"  # the end of the name of a collector's folder of logs
 
 LINES = {"offsets": 3, "commits": 2, "sources": 1}
@@ -83,20 +87,55 @@ def unread(found: dict[str, dict[int, str]], read: dict[str, int], most: int) ->
     return {collector: numbers[:most][-1] for collector, numbers in waiting.items() if numbers}
 
 
-def check_numbers(found: dict[str, dict[int, str]], read: dict[str, int], checkpoint: Storage) -> None:
+def arrivals_us(landing: Storage, name: str) -> tuple[int, int] | None:
+    """Return the first and the last arrival in a segment; None if it has no message, or its footer can't be read."""
+    try:
+        limits = landing.limits(name, "arrival")
+    except (OSError, ValueError, pa.ArrowException):  # the task that reads the segment reports its damage
+        return None
+    if limits is None:
+        return None
+    first, last = ((one - EPOCH) // datetime.timedelta(microseconds=1) for one in limits)
+    return first, last
+
+
+def check_numbers(
+    landing: Storage,
+    found: dict[str, dict[int, str]],
+    read: dict[str, int],
+    last_arrival_us: dict[str, int],
+    checkpoint: Storage,
+) -> None:
     """Check that no collector's segment numbers have begun again since `read`. Such segments would count as read.
 
+    Args:
+        landing: the landing.
+        found: its segments.
+        read: the last segment that was read of each collector.
+        last_arrival_us: the last arrival in each of these segments. `forget` only removes messages from a segment, so
+            a segment whose messages all arrived later is another one.
+        checkpoint: Spark's checkpoint.
+
     Raises:
-        LandingError: a collector's newest number is below its last one that was read.
+        LandingError: a collector's newest number is below its last one that was read, or this number has a new segment.
     """
     for collector, last in read.items():
-        newest = max(found.get(collector, {last: ""}))
+        numbers = found.get(collector, {})
+        newest = max(numbers, default=last)
         if newest < last:
-            raise LandingError(
-                f"segment {segments.file_name(collector, newest)} is its collector's newest, but segment {last} has been read:"
-                f" the numbers began again. Stop the pipeline, delete the checkpoint {checkpoint.uri}, and start it again: it"
-                " then reads the whole landing, and recognises messages that are in the tables"
-            )
+            its = f"is its collector's newest, but segment {last} has been read"
+        elif last in numbers and collector in last_arrival_us:
+            arrivals = arrivals_us(landing, numbers[last])
+            if arrivals is None or arrivals[0] <= last_arrival_us[collector]:
+                continue
+            newest, its = last, "is not the segment that was read: all its messages arrived later"
+        else:
+            continue
+        raise LandingError(
+            f"segment {segments.file_name(collector, newest)} {its}: the numbers began again. Stop the pipeline, delete the"
+            f" checkpoint {checkpoint.uri}, and start it again: it then reads the whole landing, and recognises messages that"
+            " are in the tables"
+        )
 
 
 def between(

@@ -131,6 +131,16 @@ class Storage:
         with self.fs.open_input_file(self.path(name)) as file:
             return int(pq.read_metadata(file).num_rows)
 
+    def limits(self, name: str, column: str) -> tuple[Any, Any] | None:
+        """Return the least and the greatest value of a Parquet file's column by its footer, None if the footer has none."""
+        with self.fs.open_input_file(self.path(name)) as file:
+            metadata = pq.read_metadata(file)
+        at = metadata.schema.names.index(column)
+        groups = [metadata.row_group(n).column(at).statistics for n in range(metadata.num_row_groups)]
+        if not groups or not all(one and one.has_min_max for one in groups):
+            return None
+        return min(one.min for one in groups), max(one.max for one in groups)
+
     def read_json(self, name: str) -> Any:
         """Read a JSON file."""
         return json.loads(self.read(name))

@@ -84,7 +84,8 @@ def run_batch(
     commit = Commit(before.batch + 1 if before else 1, stream, stream_batch)
     if before:
         commit.state, commit.read, commit.summary = copy.deepcopy((before.state, before.read, before.summary))
-        commit.stream_read = dict(before.stream_read) if before.stream == stream else {}
+        if before.stream == stream:
+            commit.stream_read, commit.last_arrival_us = dict(before.stream_read), dict(before.last_arrival_us)
     found = source.latest(landing) if found is None else found
     chosen = source.between(landing, found, commit.stream_read, end, commit.read)
     for segment in chosen:
@@ -108,6 +109,10 @@ def run_batch(
         else:
             commit.files.setdefault(row.table, []).append(row.file)
             commit.rows[row.table] = commit.rows.get(row.table, 0) + row.rows
+    for collector, name in {segment.collector: segment.path for segment in chosen}.items():  # the last one of each
+        commit.last_arrival_us.pop(collector, None)
+        if arrivals := source.arrivals_us(landing, name):
+            commit.last_arrival_us[collector] = arrivals[1]
     output.write(commit)
     return commit
 
@@ -172,7 +177,7 @@ class Job:
         source.check_last(self.directory, found, last, latest.read if latest else {})
         # Spark reports each name once, so there may be no batch that would check this.
         if before:
-            source.check_numbers(found, before.stream_read, checkpoint)
+            self._check_numbers(found, before)
         if self.delta:
             self.delta.follow()
 
@@ -182,7 +187,7 @@ class Job:
                 return  # committed, but Spark was killed before it recorded that
             found = source.latest(self.directory)
             if before:
-                source.check_numbers(found, before.stream_read, checkpoint)
+                self._check_numbers(found, before)
             # In this session, not in the batch's clone of it, because each session has its own Python workers.
             self._run(source.reached(row.path for row in batch.collect()), number, found)
 
@@ -209,6 +214,11 @@ class Job:
             if not end:
                 return
             self._run(end, before.stream_batch if before else -1, found)
+
+    def _check_numbers(self, found: dict[str, dict[int, str]], before: Commit) -> None:
+        source.check_numbers(
+            self.directory, found, before.stream_read, before.last_arrival_us, Storage(self.checkpoint)
+        )
 
     def _run(self, end: dict[str, int], number: int, found: dict[str, dict[int, str]]) -> None:
         """Process a batch, publish its commit, and report it."""
