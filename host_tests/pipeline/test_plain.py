@@ -333,6 +333,16 @@ def test_full_check_counts_readings_without_an_identity(spark, tmp_path):
     assert (found.agrees, found.twice, found.plain) == (False, 6, 5)
 
 
+def test_message_whose_only_device_is_asterisks_goes_to_quarantine(landing):
+    table = {"topic": "all", "path": "$[*]", "device": "@.d", "name": "t", "value": "@.v"}
+    rules = mapping.Mapping((mapping._rule(mapping._Lines("m", ""), 0, table),))
+    landing.raw("all", b'[{"d":"****","v":1},{"d":"******","v":2}]')
+    landing.raw("all", b'[{"d":"****","v":3},{"d":"pump","v":4}]')  # as `forget` leaves it
+    tables = readings_of(landing, rules)
+    assert [(row["row"], row["reason"]) for row in tables["quarantine"]] == [(1, plain.ONLY_ASTERISKS)]
+    assert [(row["row"], row["device"], value(row)) for row in tables["plain"]] == [(2, "pump", 4.0)]
+
+
 def test_topics_of_our_boards_skip_plain_and_mapped_parsing(landing, monkeypatch):
     """The hot path: no payload is tried as a number or mapped where all topics are our boards'."""
     monkeypatch.setattr(plain.Plain, "_read_scalars", lambda *_: pytest.fail("looked at"))

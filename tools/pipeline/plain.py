@@ -34,6 +34,7 @@ DISCOVERY = "homeassistant/"
 Match = tuple[tuple[Rule, ...], dict[str, str]]
 FORGOTTEN = re.compile(r"\*{4,}")
 """What `forget` writes instead of a device's name in messages of several devices. It is not a device."""
+ONLY_ASTERISKS = "mapping: the device's name has only asterisks, as `forget` writes for a name: choose another one"
 NO_MAPPING = "neither a number, a boolean nor a SenML pack, and no mapping matches its topic"
 RETAINED, RESENT, REPLAYED = "retained", "resend", "replay"
 ITEMS = pa.schema([pa.field("row", pa.int64()), *[schemas.READINGS.field(name) for name in ("device", "index", "name")],
@@ -116,11 +117,10 @@ class Plain:
             except Exception as error:
                 self.bad.append((row, unreadable(error)))
                 continue
-            found += [
-                (row, one.device, n, one.name, *one[2:])
-                for n, one in enumerate(own)
-                if not FORGOTTEN.fullmatch(one.device)
-            ]
+            kept = [(n, one) for n, one in enumerate(own) if not FORGOTTEN.fullmatch(one.device)]
+            if own and not kept:  # not by `forget`, which deletes a message without other devices
+                self.bad.append((row, ONLY_ASTERISKS))
+            found += [(row, one.device, n, one.name, *one[2:]) for n, one in kept]
         if found:
             columns = zip(zip(*found, strict=True), ITEMS, strict=True)
             self.parts.append(pa.table([pa.array(column, kind.type) for column, kind in columns], schema=ITEMS))
