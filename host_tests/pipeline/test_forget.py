@@ -279,6 +279,22 @@ def test_messages_that_are_not_in_the_tables_are_deleted_by_their_mapping(tmp_pa
 
 
 @pytest.mark.req("P7")
+def test_shared_message_with_a_name_joined_of_parts_is_reported_with_its_other_devices(tmp_path):
+    shared = '[[map]]\ntopic = "plants/{site}/{number}/t"\ndevice = "the-hub"\nname = "t"\nvalue = "$"\n'
+    (tmp_path / "m.toml").write_text(MAPPED + shared)
+    rules = mapping.read(tmp_path / "m.toml")
+    tables = Tables(tmp_path, rules)
+    tables.landing.raw("plants/greenhouse/1/t", b"3")
+    tables.batch()
+    where = str(tables.landing.directory), str(tmp_path / "out")
+    done = forget.forget(*where, [GONE], rules=rules)
+    assert done.left == [str(path) for path in tables.landing.directory.glob("*.parquet")]
+    assert any(line.endswith("forget these devices, too: the-hub") for line in forget.lines(done, [GONE], False))
+    done = forget.forget(*where, [GONE, "the-hub"], rules=rules)
+    assert (done.left, done.shared, done.rows["segments of c"]) == ([], set(), 1)
+
+
+@pytest.mark.req("P7")
 def test_unread_messages_of_a_mapped_device_without_the_mapping_are_refused(tmp_path, capsys):
     (tmp_path / "m.toml").write_text(MAPPED)
     tables = Tables(tmp_path, mapping.read(tmp_path / "m.toml"))

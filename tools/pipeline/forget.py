@@ -64,11 +64,13 @@ class Done:
         rows: the number of deleted rows by place.
         left: files that still contain a name, or databases that still had rows.
         weak: names that a search of bytes can't find.
+        shared: the other devices of the messages that a mapping still gives to a deleted device.
     """
 
     rows: dict[str, int] = field(default_factory=dict)
     left: list[str] = field(default_factory=list)
     weak: set[str] = field(default_factory=set)
+    shared: set[str] = field(default_factory=set)
 
     def add(self, place: str, rows: int) -> None:
         """Add to the number of deleted rows."""
@@ -144,8 +146,11 @@ def forget(
         for storage in [output.storage, *([raw] if raw else []), *map(Storage, elsewhere)]:
             done.left += [f"{storage.uri}/{name}" for name in byte_search.search(storage, names)]
         if raw and rules.rules:  # a name that a mapping joins of several parts is not in the bytes
-            mapped = (name for name in _segments(raw) if _mapped_devices(raw, name, rules) & names.devices)
-            done.left += [place for name in mapped if (place := f"{raw.uri}/{name}") not in done.left]
+            for name in _segments(raw):
+                its = [found for _, found in _mapped(raw.table(name, MESSAGE[:2]), rules) if found & names.devices]
+                if its and (place := f"{raw.uri}/{name}") not in done.left:
+                    done.left.append(place)
+                done.shared |= set().union(*its) - names.devices
         if not dry:
             done.left += [f"{place}: {rows} rows" for place, rows in _forget_in_databases(output, devices) if rows]
     return done
@@ -583,6 +588,10 @@ def lines(done: Done, devices: list[str], dry: bool) -> Iterator[str]:
     else:
         yield f"  forgotten: no remaining file contains {', '.join(map(verdict.shown, devices))}"
     yield from (f"    {place}" for place in done.left[:40])
+    if done.shared and not dry:
+        others = ", ".join(map(verdict.shown, sorted(done.shared)))
+        yield "  some of these messages have readings of other devices, too, and the name can't be masked in them"
+        yield f"  to delete them, forget these devices, too: {others}"
     if not dry:
         yield "  this command can't reach:"
         yield from (f"    - {one}" for one in OUT_OF_REACH)
