@@ -78,6 +78,24 @@ def test_real_mip_installs_from_a_file_server(file_server, tmp_path, processor):
 
 
 @pytest.mark.req("B1")
+def test_mip_package_for_a_pc_has_the_journal_in_a_file(file_server, tmp_path):
+    library = str(tmp_path / "lib")
+    run(MICROPYTHON, "-c", f"import mip; mip.install('{file_server}/mip/mpy6-x64', target={library!r})")
+    program = (
+        "from flashmqtt.flash.file import FileRegion\n"
+        "from flashmqtt.journal.journal import Journal\n"
+        "for _ in range(2):\n"
+        f"    region = FileRegion({str(tmp_path / 'journal')!r}, 8)\n"
+        "    journal = Journal(region)\n"
+        "    print(journal.append(b'x', 1))\n"
+        "    journal.flush()\n"
+        "    region.close()\n"
+    )
+    environment = {**os.environ, "MICROPYPATH": f"{library}:.frozen"}
+    assert run(MICROPYTHON, "-c", program, env=environment).split() == ["1", "2"]
+
+
+@pytest.mark.req("B1")
 def test_real_mip_installs_from_a_github_url(file_server, tmp_path):
     """The file server replaces GitHub: it answers the addresses that mip makes of `github:`."""
     library = str(tmp_path / "lib")

@@ -28,9 +28,10 @@ from flashmqtt import __version__
 from tools.bootstrap import ROOT
 from tools.command import ended
 from tools.deploy import package
-from tools.deploy.build import MPY_VERSION, library, packed, write_files
+from tools.deploy.build import HOST_ONLY, MPY_VERSION, library, packed, write_files
 from tools.deploy.errors import DeployFailed
 
+PC = "x64"
 # mpy-cross's name of each processor for which it can compile our native code, with example boards. "": no machine code.
 PROCESSORS = {
     "": "every board, slower",
@@ -38,7 +39,7 @@ PROCESSORS = {
     "armv7emsp": "RP2350: Pico 2, Pico 2 W",
     "xtensawin": "ESP32, ESP32-S2, ESP32-S3",
     "rv32imc": "ESP32-C3, ESP32-C6",
-    "x64": "MicroPython on a PC",
+    PC: "MicroPython on a PC; with the modules that only hosts use, such as a journal in a file",
 }
 EPOCH = 315532800  # 1980, the earliest time that a zip file (a wheel) can have
 
@@ -50,8 +51,10 @@ def folder(march: str) -> str:
 
 def write_mip(target: Path, march: str) -> None:
     """Write the mip package for one processor into a folder."""
-    files = {f"{name[:-3]}.mpy": source for name, source in library(bool(march)).items()}
-    contents = packed(files, march)
+    modules = library(bool(march))
+    if march == PC:
+        modules.update({name: ROOT / "firmware" / name for name in HOST_ONLY})
+    contents = packed({f"{name[:-3]}.mpy": source for name, source in modules.items()}, march)
     write_files(target, contents)
     (target / "package.json").write_text(package.text(sorted(contents)))
 
