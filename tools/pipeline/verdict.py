@@ -423,7 +423,8 @@ def print_audit(found: Verdict) -> None:
     lines.append((*boards, *figures(totals)))
     first, *boots, sums = columns(lines, "<<>>>>>")
     rule = "-" * len(first)
-    print("\n  " + "\n  ".join([first, rule, *boots, rule, sums]))
+    if totals.get("boots") or not found.plain:
+        print("\n  " + "\n  ".join([first, rule, *boots, rule, sums]))
     if len(found.rows) < totals.get("boots", 0):
         print(f"  (of {totals['boots']:,} boots only those with losses are shown, at most {MOST_ROWS})")
     if totals.get("quarantine"):
