@@ -21,7 +21,7 @@ from tools.broker import Broker
 from tools.deploy import __main__ as deploy
 from tools.deploy import build, ports, romfs
 from tools.deploy.errors import DeployFailed
-from tools.deploy.link import Link
+from tools.deploy.link import BoardSaid, Link
 from tools.journal import image as journal_image
 from tools.journal.report import report
 from tools.virtual_board import device as virtual
@@ -131,6 +131,12 @@ def test_journal_of_a_deployed_board_is_shown_and_the_application_starts_again(t
             with pytest.raises(DeployFailed, match="OSError"):
                 journal_image.from_board(device.path)
         device.wait_for(b"boot=3 ", since=since)
+
+        with Link(device.path) as link, pytest.raises(BoardSaid, match="MemoryError"):
+            link.run("kept = None\nwhile True: kept = kept, bytearray(100)")
+        since = len(device.console)
+        assert len(journal_image.from_board(device.path)[0]) == 16 * 4096
+        device.wait_for(b"boot=", since=since)
         assert "watchdog" not in device.resets
 
 

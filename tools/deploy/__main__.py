@@ -221,12 +221,17 @@ def ask(question: str, yes: bool) -> bool:
 
 
 def retry_after_reset(link: Link, act: Callable[[], Result]) -> Result:
-    """Call `act`; repeat it up to twice if the board's watchdog resets the board meanwhile."""
+    """Call `act`; repeat it up to twice if the board's watchdog resets the board meanwhile, or if the board has no memory left.
+
+    The program that ran before may still hold the memory.
+    """
     for last in (False, False, True):
         try:
             return act()
-        except BoardSaid:
-            raise
+        except BoardSaid as said:
+            if last or "MemoryError" not in str(said):
+                raise
+            link.stop(soft_reset=True)
         except DeployFailed:
             if last:
                 raise
@@ -582,7 +587,10 @@ def main(argv: list[str] | None = None) -> int:
             return 1
         return 0
 
-    return ended(act, stopped="Stopped. Copied files stay on the board; run the command again to continue.")
+    stopped = "stopped"
+    if arguments.act is deploy:
+        stopped += "; copied files stay on the board: run the command again to continue"
+    return ended(act, stopped=stopped)
 
 
 if __name__ == "__main__":

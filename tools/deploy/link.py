@@ -112,13 +112,13 @@ class Link:
             ) from error
         return self
 
-    def _enter_raw_repl(self) -> None:
+    def _enter_raw_repl(self, soft_reset: bool = False) -> None:
         board = self._board
         board.deadline = (
             time.monotonic() + REPL_S
         )  # mpremote's own deadline ends nothing while the board keeps printing
         try:
-            board.enter_raw_repl(soft_reset=False, timeout_overall=REPL_S)
+            board.enter_raw_repl(soft_reset, timeout_overall=REPL_S)
         finally:
             board.deadline = None
 
@@ -248,10 +248,10 @@ class Link:
                     raise
                 time.sleep(0.2)
 
-    def stop(self) -> None:
-        """Interrupt the board's program and enter the raw REPL."""
+    def stop(self, soft_reset: bool = False) -> None:
+        """Interrupt the board's program and enter the raw REPL; soft_reset: also free all memory. main.py does not start."""
         try:
-            self._enter_raw_repl()
+            self._enter_raw_repl(soft_reset)
         except (TransportError, SerialException, OSError) as error:
             raise DeployFailed(f"The board on {self.path} does not return to its REPL after a reset.") from error
 

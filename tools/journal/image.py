@@ -5,7 +5,7 @@ from __future__ import annotations
 import binascii
 from pathlib import Path
 
-from tools.deploy.__main__ import probe, start_program, stop_program
+from tools.deploy.__main__ import probe, retry_after_reset, start_program, stop_program
 from tools.deploy.errors import DeployFailed
 from tools.deploy.link import Link
 from tools.deploy.ports import find
@@ -50,7 +50,7 @@ def from_board(port: str) -> tuple[bytes, int]:
     with Link(find(port)) as link:
         stop_program(link, probe(link))
         try:
-            size, *pages = link.run(READ_REGION, BOARD_DEADLINE_S).split()
+            size, *pages = retry_after_reset(link, lambda: link.run(READ_REGION, BOARD_DEADLINE_S)).split()
         finally:
             start_program(link)
     return b"".join(b"\xff" * 256 if page == "-" else binascii.a2b_base64(page) for page in pages), int(size)
