@@ -155,6 +155,16 @@ def test_damaged_commit_or_format_is_named_with_what_to_do(local, five, out, dam
         Output(str(out)).prepare(2)
 
 
+@pytest.mark.req("P3")
+def test_commit_of_a_newer_pipeline_is_refused_and_not_called_damaged(out):
+    output = Output(str(out))
+    output.prepare(4)
+    storage = output.storage
+    storage.write_json("commits/000000001.json", {"batch": 1, "stream": "s", "stream_batch": 0, "invented": 1})
+    with pytest.raises(OutputError, match=r"commits/000000001.json was written by a newer version .*: this one does not know invented;"):
+        output.commit(1)
+
+
 @pytest.mark.req("P5")
 @pytest.mark.parametrize("checkpoint", ["one", "a new one"])
 def test_segments_lost_after_the_last_one_read_are_reported(local, landing, out, checkpoint):

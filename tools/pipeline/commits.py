@@ -12,7 +12,7 @@ import os
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -184,15 +184,23 @@ class Output:
         """Read a commit.
 
         Raises:
-            OutputError: its file is damaged.
+            OutputError: its file is damaged, or a newer version of the pipeline wrote it.
         """
         try:
-            return Commit(**self.storage.read_json(name_of(batch)))
+            found = dict(self.storage.read_json(name_of(batch)))
+            unknown = found.keys() - {known.name for known in fields(Commit)}
+            commit = Commit(**{name: found[name] for name in found.keys() - unknown})
         except (ValueError, TypeError) as error:
             raise OutputError(
                 f"{self.storage.uri}/{name_of(batch)} is damaged, and only it names the files of its batch: restore it from a"
                 " backup. If there is none, give another --out: the pipeline makes all tables again from the landing"
             ) from error
+        if unknown:
+            raise OutputError(
+                f"{self.storage.uri}/{name_of(batch)} was written by a newer version of the pipeline: this one does not know"
+                f" {', '.join(sorted(unknown))}; use the newer one"
+            )
+        return commit
 
     def commit_modified_s(self, batch: int) -> float:
         """Return the time when a commit was written (Unix time)."""
