@@ -982,6 +982,47 @@ def test_message_not_taken_is_not_acknowledged_although_no_memory_was_left_to_ke
 
 
 @pytest.mark.req("Q4", "R4")
+def test_qos_2_message_of_a_clean_client_is_handed_over_although_no_memory_was_left_to_keep_it():
+    broker, mqtt = connected(clean=True)
+    mqtt.load_waiting()
+    works = waiting.Waiting
+
+    def no_memory(*arguments):
+        waiting.Waiting = works
+        raise MemoryError
+
+    waiting.Waiting = no_memory
+    broker.give(publish(b"a", b"1", 2, 1), pubrel(1))
+    poll_until(mqtt, lambda: broker.connects == 2 and mqtt.connected)
+    seen = []
+    mqtt.subscribe("#", 2, lambda m: seen.append(m.payload))
+    broker.give(publish(b"b", b"2", 1, 1))
+    poll_until(mqtt, lambda: len(seen) == 2)
+    turn(broker, mqtt)
+    assert sorted(seen) == [b"1", b"2"] and mqtt.missed == 0 and not mqtt.session.store.held()
+    mqtt.disconnect()
+
+
+@pytest.mark.req("R2", "R4")
+@pytest.mark.parametrize("fails_at", [0, 1])
+def test_message_of_qos_0_in_pieces_counts_as_failed_if_its_handler_raises(fails_at):
+    broker, mqtt = connected(buffer_bytes=128, chunks=True)
+    calls = []
+
+    def handler(message):
+        calls.append(message.offset)
+        if len(calls) > fails_at:
+            raise ValueError
+
+    mqtt.on_error = lambda error, message: None
+    mqtt.on_message = handler
+    broker.give(publish(b"a", bytes(400)))
+    poll_until(mqtt, lambda: mqtt.failed or mqtt.missed)
+    assert (mqtt.failed, mqtt.missed) == (1, 0) and len(calls) == fails_at + 1
+    mqtt.disconnect()
+
+
+@pytest.mark.req("Q4", "R4")
 @pytest.mark.parametrize("call", ["discard", "sync"])
 def test_waiting_qos_2_message_is_taken_once_although_the_store_failed_meanwhile(call):
     store = RamStore(100, 40)

@@ -271,7 +271,7 @@ class WaitingQueue:
                 return None  # decided with its last piece
         entry = None
         self._look = True
-        given_up = message.offset and self._failures.get(session.handed_id, 0) >= self.attempts
+        given_up = message.offset and self._failures.get(session.handed_id, 0) >= (self.attempts if qos else 1)
         try:
             # A message in pieces can't wait here. And none may wait behind one that comes again only after a reconnect.
             whole = qos < 2 and not message.offset and not (qos and self._left) and self._fits(message)
@@ -564,7 +564,7 @@ class WaitingQueue:
 
     def wants_restart(self, now_ms: int) -> bool:
         """Return whether to reconnect, so that the broker sends unacknowledged messages again."""
-        if not self._left or self.clean:
+        if not self._left:
             return False
         waiting = copied = 0
         claimed = self._overflow
