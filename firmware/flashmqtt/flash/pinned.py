@@ -239,7 +239,7 @@ def pin(
                 pass
         why: "Any" = error
         if error.args[0] == _NO_ROOM:
-            why = "%d are free; ask for fewer, or remove files" % max(0, os.statvfs(root + "/")[3])
+            why = "no room; ask for fewer, or remove files"
         raise PinsRefused("can't pin %d blocks: %s" % (count, why))
 
 
