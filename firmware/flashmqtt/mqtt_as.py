@@ -9,7 +9,7 @@ flash. `board.py` joins Wi-Fi if `config` has an ssid. This module knows the asy
 
 import asyncio
 
-from .aio import Client
+from .aio import Client, _loop
 from .compat import TYPE_CHECKING, const, ticks_diff, ticks_ms
 from .errors import FlashMqttError, UsageError
 
@@ -57,6 +57,11 @@ class Queue:
 
     def __init__(self, client: "MQTTClient") -> None:
         self._client = client
+
+    @property
+    def discards(self) -> int:
+        """How many messages were dropped because the queue was full."""
+        return int(self._client.missed)
 
     def __aiter__(self) -> "Queue":
         return self
@@ -145,6 +150,7 @@ class MQTTClient(Client):
         given["log"] = options.get("log") or print
         self._waits = "store" not in options
         self._joining: "Any" = None  # the task that keeps Wi-Fi joined
+        self._joins_in: "Any" = None  # its event loop
         self._joined = False
         self.on_connect = self._is_up
         self.on_disconnect = self._is_down
@@ -216,7 +222,10 @@ class MQTTClient(Client):
     async def _join(self) -> None:
         import board  # type: ignore[import-not-found, unused-ignore]
 
-        if self._joining is None:
+        loop = _loop()
+        if self._joins_in is not loop:
+            self._joins_in = loop
+            self._joined = False
             self._joining = asyncio.create_task(self._keep_joined(board))
         begin = ticks_ms()
         while not self._joined:

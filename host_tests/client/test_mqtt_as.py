@@ -153,6 +153,29 @@ def test_network_and_client_share_one_log(monkeypatch, debug):
     assert lines == ["network: home pw "]
 
 
+def test_wifi_is_joined_again_in_each_new_event_loop(monkeypatch):
+    joins: list[str] = []
+    board = types.ModuleType("board")
+    board.network_up = lambda ssid, *_: joins.append(ssid) or True
+    monkeypatch.setitem(sys.modules, "board", board)
+
+    async def connects(_client):
+        return False
+
+    monkeypatch.setattr("flashmqtt.aio.Client.connect", connects)
+    client = made(ssid="home", wifi_pw="pw")
+    for runs in (1, 2, 3):
+        assert asyncio.run(client.connect()) is False
+        assert joins == ["home"] * runs
+
+
+def test_queue_counts_the_messages_that_were_discarded():
+    client = made(queue_len=2)
+    assert client.queue.discards == 0
+    client._blocking.load_waiting().missed = 3
+    assert client.queue.discards == 3
+
+
 def test_unsupported_configuration_is_refused():
     for changed in ({"server": None}, {"gateway": True}):
         with pytest.raises(UsageError):
