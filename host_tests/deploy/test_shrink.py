@@ -532,7 +532,7 @@ def run_packed(folder: Path, name: str) -> subprocess.CompletedProcess[str]:
     path = f".frozen:{folder}:{runner}:{BOTH}:{ROOT}"
     few = ["--few"] if name in FEW else []
     return subprocess.run(
-        [Path(sys.executable).parent / "micropython", "-X", "heapsize=768K", runner / "runner.py", name, *few],
+        [Path(sys.executable).parent / "micropython", "-X", "heapsize=2M", runner / "runner.py", name, *few],
         env={**os.environ, "MICROPYPATH": path},
         cwd=ROOT,
         capture_output=True,
