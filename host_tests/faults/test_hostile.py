@@ -6,8 +6,9 @@ import socket
 
 import pytest
 
-from tools.proof.faults.hostile.broker import Wire
-from tools.proof.faults.hostile.runner import NORMAL, Case, all_cases, run_cases
+from tools.proof import packets
+from tools.proof.faults.hostile.broker import HostileBroker, Seen, Wire
+from tools.proof.faults.hostile.runner import NORMAL, SILENT_RESPONSE_S, Case, Verdict, all_cases, run_cases
 from tools.proof.faults.hostile.wrongs import MOMENTS, WRONGS
 
 WORKERS = 16
@@ -41,6 +42,40 @@ def test_every_broker_fault_at_every_moment_is_named_or_tolerated():
     ]
     assert [str(verdict.case) for verdict in told_why if verdict.seen.disconnect_code <= NORMAL] == []
     assert len(told_why) > 150
+
+
+@pytest.mark.req("Q4")
+def test_message_past_pubrec_may_be_in_doubt_after_a_late_connack(monkeypatch):
+    class Late(HostileBroker):
+        async def _take(self, packet):
+            if packet.kind == packets.CONNECT and self.seen.connections == 2:
+                await asyncio.sleep(SILENT_RESPONSE_S * 2)
+            await super()._take(packet)
+
+    monkeypatch.setattr("tools.proof.faults.hostile.runner.HostileBroker", Late)
+    verdicts = []
+    asyncio.run(run_cases([Case.parse("5/mpy/pubrec/silence")], 1, verdicts.append))
+    (verdict,) = verdicts
+    assert (verdict.problems, verdict.doubtful) == ([], [2])
+
+
+@pytest.mark.parametrize(
+    ("delivered", "doubtful", "texts", "problem"),
+    [
+        ([1, 3, 4], [2], [], "in doubt without a reason: [2]"),
+        ([2, 3, 4], [1], ["DeadlineExpired no CONNACK for 1000 ms"], "in doubt without a reason: [1]"),
+        ([1, 3, 4], [], [], "delivery was told of [1, 3, 4], in doubt were []"),
+        (
+            [1, 2, 3, 4],
+            [2],
+            ["DeadlineExpired no CONNACK for 1000 ms"],
+            "delivery was told of [1, 2, 3, 4], in doubt were [2]",
+        ),
+    ],
+)
+def test_message_in_doubt_without_a_reason_is_a_violation(delivered, doubtful, texts, problem):
+    verdict = Verdict(Case.parse("5/mpy/pubrec/silence"), Seen(), delivered=delivered, doubtful=doubtful, texts=texts)
+    assert problem in verdict.problems
 
 
 def test_bytes_before_a_reset_are_read_after_a_failed_write():
