@@ -6,6 +6,9 @@
     await child.start()
     await child.kill()
 
+    with children.pool() as workers:
+        workers.map(function, arguments)
+
 This works on Linux (PR_SET_PDEATHSIG); elsewhere a child survives a SIGKILL of its parent. The kernel watches the thread that
 started the child, so that thread must live as long as the child. Each child has its own session: Ctrl-C reaches only the parent,
 which then ends its children, and killing a child also kills the child's own children.
@@ -16,15 +19,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from multiprocessing.pool import Pool
 from pathlib import Path
 from typing import Any
 
 _PR_SET_PDEATHSIG = 1
+_HELD_BACK = {signal.SIGINT, signal.SIGTERM}
 # Looked up here, because nothing should be loaded between fork and exec.
 _prctl = getattr(ctypes.CDLL(None), "prctl", None) if sys.platform == "linux" else None
 
@@ -58,6 +64,27 @@ def kill(process: subprocess.Popen[bytes] | asyncio.subprocess.Process, how: sig
     """Send a signal to a child and its children."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, how)
+
+
+def _in_worker() -> None:
+    """Accept the signal that ends workers. Ctrl-C stays blocked: a terminal sends it to all, and the parent handles it."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+
+
+@contextlib.contextmanager
+def pool(workers: int | None = None) -> Iterator[Pool]:
+    """Yield a pool of forked processes, which share this process's data; by default as many as there are processors."""
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _HELD_BACK)  # an interrupted start of a pool would hang
+    try:
+        started = multiprocessing.get_context("fork").Pool(workers, _in_worker)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    try:
+        yield started
+    finally:
+        started.terminate()
+        started.join()
 
 
 class Child:

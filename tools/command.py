@@ -132,8 +132,11 @@ def progress_bar(iterable: Iterable[Any] | None = None, disable: bool = False, *
 
 def folder(text: str) -> Path:
     """Return an absolute path: argparse's `type` of a folder to write into. The folder may not exist yet."""
-    path = Path(text).resolve()
-    there = next(one for one in (path, *path.parents) if one.exists())
+    try:
+        path = Path(text).resolve()
+        there = next(one for one in (path, *path.parents) if one.exists())
+    except (OSError, RuntimeError, ValueError) as error:  # a name that is too long; a loop of links; a NUL
+        raise argparse.ArgumentTypeError(str(error)) from error
     if not there.is_dir() or not os.access(there, os.W_OK):
         raise argparse.ArgumentTypeError(f"{there} is no folder that can be written to")
     return path

@@ -14,6 +14,7 @@ import pytest
 
 import flashmqtt
 from tools.deploy import release
+from tools.deploy.errors import DeployFailed
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 MICROPYTHON = str(Path(sys.executable).parent / "micropython")
@@ -51,6 +52,17 @@ def run(*words, **options):
     ran = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False, **options)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     return ran.stdout
+
+
+@pytest.mark.parametrize("other", ["thesis.txt", "mip/mine.py"])
+def test_folder_with_other_files_is_not_replaced_by_a_release(dist, tmp_path, other):
+    target = tmp_path / "home"
+    shutil.copytree(dist, target)
+    release.check_replaceable(target)  # an earlier release
+    (target / other).write_text("mine")
+    with pytest.raises(DeployFailed, match=f"home is not replaced: {re.escape(other)} is of no release"):
+        release.release(target, say=lambda line: None)
+    assert (target / other).read_text() == "mine"
 
 
 @pytest.mark.req("B1")

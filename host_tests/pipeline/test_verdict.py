@@ -68,6 +68,18 @@ def test_missing_file_of_the_tables_is_a_problem(local, landing, out, pattern):
 
 
 @pytest.mark.req("P4")
+@pytest.mark.parametrize("content", [b"", b"no Parquet"])
+def test_damaged_file_of_the_state_is_named(local, landing, out, capsys, content):
+    fill(landing)
+    landing.seal()
+    taken(local, landing, out)
+    damaged = next(out.glob("state/audit/*.parquet"))
+    damaged.write_bytes(content)
+    assert verdict.main(["--out", str(out)]) == 2
+    assert f"verdict: {damaged} is damaged: restore it from a copy." in capsys.readouterr().err
+
+
+@pytest.mark.req("P4")
 def test_missing_messages_are_found_with_and_without_expectations(local, landing, out, capsys):
     landing.message("a", 1, 1, kind="boot")
     fill(landing, seqs=(2, 3, 5))

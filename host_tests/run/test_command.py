@@ -42,6 +42,10 @@ def test_folder_argument_may_be_missing_but_not_a_file(tmp_path):
     for wrong in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(argparse.ArgumentTypeError, match=r"file is no folder"):
             folder(str(wrong))
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    for wrong, why in ((tmp_path / "loop", "loop"), (tmp_path / ("a" * 300), "name too long")):
+        with pytest.raises(argparse.ArgumentTypeError, match=why):
+            folder(str(wrong))
 
 
 def test_progress_without_a_terminal_is_a_line_per_interval(capsys, monkeypatch):
@@ -101,6 +105,10 @@ def test_expected_error_is_one_line_and_others_are_raised(capsys):
         "proof.faults --hostile --case 4/mpy/connect/x",
         *("proof.fuzz --cases 0", "proof.fuzz --cases x", "proof.wakes --wakes 1", "proof.wakes --cuts 2"),
         *("deploy deploy --board teensy", "deploy monitor --timeout nan", "deploy backup --output /dev/null"),
+        *(
+            f"proof.powercut --replay {name}"
+            for name in ("x", "qos1", "qos1/1/x/1", "qos1@x/1/cut/1", "adversary/x", "lives/x")
+        ),
         "journal dump image --sector-bytes 0",
         *(f"collector --landing x {words}" for words in ("--port 99999", "--port 0", "--metrics-port 65536")),
         *(f"{name} --unknown x" for name in ("deploy.package", "pipeline.java", "pipeline.archive")),

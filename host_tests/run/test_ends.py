@@ -90,7 +90,11 @@ def marked(mark: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "command", ["tools.proof.faults --hostile", "tools.proof.faults --short", "tools.proof.fuzz", "tools.proof.wakes"]
+    "command",
+    [
+        *("tools.proof.faults --hostile", "tools.proof.faults --short", "tools.proof.fuzz", "tools.proof.wakes"),
+        *("tools.proof.powercut", "tools.proof.powercut --script adversary"),
+    ],
 )
 def test_ctrl_c_ends_a_long_command_in_one_line(command, tmp_path):
     mark = f"FLASHMQTT_TEST={tmp_path}"

@@ -26,7 +26,7 @@ from pathlib import Path
 
 from flashmqtt import __version__
 from tools.bootstrap import ROOT
-from tools.command import ended
+from tools.command import ended, folder
 from tools.deploy import package
 from tools.deploy.build import HOST_ONLY, MPY_VERSION, library, packed, write_files
 from tools.deploy.errors import DeployFailed
@@ -44,7 +44,7 @@ PROCESSORS = {
 EPOCH = 315532800  # 1980, the earliest time that a zip file (a wheel) can have
 
 
-def folder(march: str) -> str:
+def mip_folder(march: str) -> str:
     """Return the name of a processor's folder."""
     return f"mpy{MPY_VERSION}-{march or 'any'}"
 
@@ -95,18 +95,37 @@ def write_checksums(target: Path) -> None:
     (target / "SHA256SUMS").write_text("".join(lines))
 
 
-def release(target: Path, say=print) -> None:
-    """Build everything into a folder; its old content is deleted.
+def check_replaceable(target: Path) -> None:
+    """Check that a folder has no files but those of an earlier release.
 
     Raises:
-        DeployFailed: a build failed; the folder is unchanged.
+        DeployFailed: it has others, which building a release would delete.
     """
+    try:
+        sums = (target / "SHA256SUMS").read_text().splitlines()
+    except (OSError, ValueError):
+        sums = []
+    known = {line.partition("  ")[2] for line in sums} | {"SHA256SUMS"}
+    others = (path for path in target.rglob("*") if not path.is_dir() and str(path.relative_to(target)) not in known)
+    if (other := next(others, None)) is not None:
+        raise DeployFailed(
+            f"{target} is not replaced: {other.relative_to(target)} is of no release; give an empty folder"
+        )
+
+
+def release(target: Path, say=print) -> None:
+    """Build everything into a folder; an earlier release in it is deleted.
+
+    Raises:
+        DeployFailed: a build failed, or the folder has other files; the folder is unchanged.
+    """
+    check_replaceable(target)
     scratch = target.with_name(target.name + ".new")
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir(parents=True)
     for march, boards in PROCESSORS.items():
-        write_mip(scratch / "mip" / folder(march), march)
-        say(f"release: mip/{folder(march):15} {boards}")
+        write_mip(scratch / "mip" / mip_folder(march), march)
+        say(f"release: mip/{mip_folder(march):15} {boards}")
     write_archive(scratch / f"flashmqtt-{__version__}-mip.tar.gz", scratch / "mip", f"flashmqtt-{__version__}-mip")
     write_python_packages(scratch)
     write_checksums(scratch)
@@ -120,7 +139,12 @@ def release(target: Path, say=print) -> None:
 def main() -> int:
     """Run the command; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m tools.deploy.release", description=__doc__.splitlines()[0])
-    parser.add_argument("--into", type=Path, default=ROOT / "dist", help="the folder (default: dist)")
+    parser.add_argument(
+        "--into",
+        type=folder,
+        default=ROOT / "dist",
+        help="the folder (default: dist); an earlier release in it is deleted",
+    )
     arguments = parser.parse_args()
     try:
         release(arguments.into)

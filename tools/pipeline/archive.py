@@ -13,6 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from tools.command import ended
 from tools.landing import parquet, segments
 
 from . import java, session, stream
@@ -66,4 +67,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(ended(main))

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
 from . import schemas
-from .commits import Commit, Output
+from .commits import Commit, Output, OutputError
 
 T = TypeVar("T")
 TRIES = 5
@@ -33,7 +33,11 @@ class Books:
     def rows(
         self, kind: str, columns: list[str], where: Where = None, settled: bool = True
     ) -> Iterator[pa.RecordBatch]:
-        """Yield rows of `audit` or `lives` in batches; with `settled` false, without the audit's settled boots."""
+        """Yield rows of `audit` or `lives` in batches; with `settled` false, without the audit's settled boots.
+
+        Raises:
+            OutputError: a file is damaged.
+        """
         schema = schemas.STATE[kind]
         storage = self.output.storage
         for name in sorted(self.commit.state_files(kind, settled)):
@@ -48,7 +52,10 @@ class Books:
                 fragment_readahead=1,
                 use_threads=False,
             )
-            yield from (batch for batch in scanner.to_batches() if batch.num_rows)
+            try:
+                yield from (batch for batch in scanner.to_batches() if batch.num_rows)
+            except pa.ArrowInvalid as error:
+                raise OutputError(f"{storage.path(name)} is damaged: restore it from a copy. {error}") from error
 
     def all(self, kind: str, columns: list[str], where: Where = None) -> pa.Table:
         """Return all matching rows. Only for queries with few results."""

@@ -24,6 +24,7 @@ import time
 from pathlib import Path
 
 from tools.bootstrap import ROOT
+from tools.command import folder
 from tools.flashsim.tear import tear
 
 BOARDS = ("pico_w", "pico2_w", "w5500_evb_pico", "esp32", "esp32_s3", "esp32_c3")
@@ -313,7 +314,9 @@ def _make_raw(descriptor: int) -> None:
 def main() -> int:
     """Run a board until Ctrl-C."""
     parser = argparse.ArgumentParser(prog="python -m tools.virtual_board.device", description=__doc__.splitlines()[0])
-    parser.add_argument("--directory", type=Path, default=ROOT / "build" / "board", help="folder of the board's flash")
+    parser.add_argument(
+        "--directory", type=folder, default=ROOT / "build" / "board", help="folder of the board's flash"
+    )
     parser.add_argument("--board", choices=BOARDS, default="pico_w", help="the kind of board")
     parser.add_argument("--wifi", default="", help="NETWORK:PASSWORD that its radio finds")
     arguments = parser.parse_args()

@@ -386,4 +386,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(ended(main, BrokerFailed))
+    sys.exit(ended(main, BrokerFailed, OSError))

@@ -11,28 +11,20 @@ A failing random case is replayed by its number: `python -m tools.proof.fuzz --r
 
 import argparse
 import os
-import signal
 import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from multiprocessing import Pool
 from pathlib import Path
 
+from tools import children
 from tools.bootstrap import ROOT
 from tools.command import ended, number
 from tools.proof.fuzz import cases
 
 VECTORS = str(ROOT / "host_tests" / "vectors")
 WORKERS = os.cpu_count() or 1
-HELD_BACK = {signal.SIGINT, signal.SIGTERM}
 SHARE = 5000  # random cases that a worker runs at once
-
-
-def in_worker() -> None:
-    """Accept the signal that ends workers; Ctrl-C stays blocked, because the parent handles it."""
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
 
 
 def mutate(share: int) -> int:
@@ -72,9 +64,7 @@ def timed(what: str, start: float, detail: str) -> None:
 
 def on_all_cores(first: int, count: int) -> None:
     """Try mutations and random cases, on CPython."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, HELD_BACK)  # an interrupted start of a pool would hang
-    with Pool(WORKERS, in_worker) as pool:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD_BACK)
+    with children.pool() as pool:
         start = time.monotonic()
         done = sum(pool.map(mutate, range(WORKERS)))
         timed("mutations", start, f"{done:,} packets, one byte changed: read or refused")

@@ -15,10 +15,11 @@ Exit status: 0 every promise was kept; 1 a promise was broken, ids are printed.
 from __future__ import annotations
 
 import argparse
-import multiprocessing
 import sys
 import time
 
+from tools import children
+from tools.command import ended
 from tools.proof import counts
 from tools.proof.powercut.adversary import (
     MUTATIONS,
@@ -107,22 +108,24 @@ def run_mutations() -> list[tuple[str, str]]:
     return unseen
 
 
-def replay(case: str) -> None:
-    """Run one case; raise its error."""
+def replay(case: str) -> int:
+    """Run one case; raise its error; return how many cuts it has, 0 if there is no such case."""
     name, _, number = case.partition("/")
-    if name in SAMPLED:
-        print(f"{case}: holds, {SAMPLED[name](int(number))} cuts")
-        return
-    if name == "adversary":
-        if run_plans((number,))[1]:
-            raise SystemExit(1)
-        return
     script, _, geometry = name.partition("@")
-    run_script(script, 99, 1, 99, only=case, geometry=geometry or "rp2")
-    print(f"{case}: holds")
+    if name in SAMPLED and number.isdecimal():
+        cuts = SAMPLED[name](int(number))
+    elif name == "adversary":
+        cuts, broken = run_plans((number,))
+        if broken:
+            raise SystemExit(1)
+    elif script in [one[0] for one in SCRIPTS] and (geometry or "rp2") in GEOMETRIES and number:
+        cuts, _ = run_script(script, 99, 1, 99, only=case, geometry=geometry or "rp2")
+    else:
+        cuts = 0
+    return cuts
 
 
-def main() -> int:
+def main(argv: list[str] | None = None) -> int:
     """Run; return the exit status."""
     scripts = [s[0] for s in SCRIPTS]
     parser = argparse.ArgumentParser(
@@ -133,9 +136,12 @@ def main() -> int:
         "--script", action="append", choices=[*scripts, *SAMPLED, "adversary", "mutations"], help="only this one"
     )
     parser.add_argument("--replay", metavar="ID", help="one case, with its printed id")
-    options = parser.parse_args()
+    options = parser.parse_args(argv)
     if options.replay:
-        replay(options.replay)
+        cuts = replay(options.replay)
+        if not cuts:
+            parser.error(f"argument --replay: there is no case {options.replay}")
+        print(f"{options.replay}: holds, {cuts} cuts")
         return 0
     how = SHORT if options.short else LONG
     names = options.script or [*scripts, *SAMPLED, "adversary", "mutations"]
@@ -151,7 +157,7 @@ def main() -> int:
     total = 0
     broken: list[tuple[str, str]] = []
     by_script: dict[str, int] = {}
-    with multiprocessing.Pool() as pool:
+    with children.pool() as pool:
         for done, (name, geometry, cuts, more) in enumerate(pool.imap_unordered(one, jobs), 1):
             total += cuts
             broken += more
@@ -184,4 +190,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(ended(main))

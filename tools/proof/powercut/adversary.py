@@ -13,8 +13,8 @@ operations: each operation notes the state that a cut would leave. `sample_chain
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-import multiprocessing
 import os
 import random
 import time
@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 
 from flashmqtt.errors import StoreFull
 from flashmqtt.flash.region import Region
+from tools import children
 
 from .model import BREAKS, DROP_OLDEST, REFUSE, WINDOW, Driver, Lost, Model, accept, longest, look, mount, see
 
@@ -492,27 +493,22 @@ def enumerate_plan(plan, jobs=0, limit_s=0.0):
         size = max(1, min(100, len(states) // (jobs * 4)))
         shares = [range(i, min(i + size, len(states))) for i in range(0, len(states), size)]
         merged: dict = {}
-        results: Iterable
-        if jobs == 1 or len(states) < 20:  # a fork of a process with threads can hang
-            pool, results = None, (_chunk(share) for share in shares)
-        else:
-            pool = multiprocessing.get_context("fork").Pool(jobs)
-            results = pool.imap_unordered(_chunk, shares)
-        for boots, cuts, found, broken in results:
-            stats.boots += boots
-            stats.cuts += cuts
-            for state, frozen in found:
-                key = hash((tuple(map(canonical, state)), frozen))
-                if key not in merged:
-                    state = tuple(_intern.setdefault(s, s) for s in state)
-                    merged[key] = (state, _intern.setdefault(frozen, frozen))
-            for number, text in broken:
-                stats.broken.append((level, states[number], text))
-            if stats.broken or (limit_s and time.monotonic() - began > limit_s):
-                break
-        if pool:
-            pool.terminate()
-            pool.join()
+        with contextlib.ExitStack() as stack:
+            results: Iterable = map(_chunk, shares)
+            if jobs > 1 and len(states) >= 20:  # a fork of a process with threads can hang
+                results = stack.enter_context(children.pool(jobs)).imap_unordered(_chunk, shares)
+            for boots, cuts, found, broken in results:
+                stats.boots += boots
+                stats.cuts += cuts
+                for state, frozen in found:
+                    key = hash((tuple(map(canonical, state)), frozen))
+                    if key not in merged:
+                        state = tuple(_intern.setdefault(s, s) for s in state)
+                        merged[key] = (state, _intern.setdefault(frozen, frozen))
+                for number, text in broken:
+                    stats.broken.append((level, states[number], text))
+                if stats.broken or (limit_s and time.monotonic() - began > limit_s):
+                    break
         if stats.broken or (limit_s and time.monotonic() - began > limit_s):
             break
         states = list(merged.values())
