@@ -501,7 +501,11 @@ class Client:
         was = None
         while not self._stopping:  # CPython 3.11 can lose a cancellation inside wait_for
             self._serve()
-            event = link.step(ticks_ms())
+            try:
+                event = link.step(ticks_ms())
+            except Exception as error:
+                link.ended(error, ticks_ms())
+                event = NOTHING
             if event == NOTHING:
                 if link.error is not was:
                     was = link.error

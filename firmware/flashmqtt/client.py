@@ -70,10 +70,6 @@ _POLLIN = const(1)  # the link's events when its output is empty
 _isinstance = isinstance
 _str = str
 _bytes = bytes
-# Results of `_dispatch`.
-_DONE = const(0)
-_WAITS = const(1)
-_FAILED = const(2)
 _IPOLL = hasattr(_poll(), "ipoll")
 # The longest wait between two calls of `feed`; and the longest run of `_work` when the broker sends without a pause.
 _SLICE_MS = const(200)
@@ -304,6 +300,7 @@ class Client:
         self.timeout_s = timeout_s
         self._waiting = (waiting, waiting_bytes or buffer_bytes * 8, attempts, clean, keeps, int(unclaimed_s * 1000))
         self.errors: "list[Any]" = []  # what handlers raised; `poll` raises it
+        self._finished = -1  # how many handlers have finished with the message that has just arrived; -1: there is none
         self._feed = self.link.feed = feed
         self._output = self.session.output
         # Bound methods: on a board, a method lookup in an object with many attributes takes 20 us, an attribute 2 us.
@@ -466,7 +463,7 @@ class Client:
                     link.flush(now_ms)
                 elif self._output.end:
                     try:
-                        if link.events != _POLLIN or not self._write_to(link.sock, now_ms):
+                        if link.events != _POLLIN or link.shaking or not self._write_to(link.sock, now_ms):
                             link.write(now_ms)
                     except (OSError, ConnectionLost) as error:
                         link.fail(error, now_ms)
@@ -647,23 +644,27 @@ class Client:
         handled = 0
         if session.waiting and session.waiting.entries:
             handled = session.waiting.serve(now_ms)
-        while True:
-            event = self._step(now_ms)
-            if event == NOTHING:
-                if link.wait_ms > 0 or not link.sock or ticks_diff(now_ms, begin_ms) >= _SLICE_MS:
-                    return handled
-            elif event == MESSAGE:
-                # (No new local here: a frame over 11 words is allocated on the heap, which takes 25 us.)
-                event = self._dispatch(session.message)
-                if event != _WAITS:
-                    handled += 1
-                if event == _FAILED:
-                    return handled
-            elif event == DELIVERED:
-                self.call(self.on_delivered, session.handle)
+        try:
+            while True:
+                event = self._step(now_ms)
+                if event == NOTHING:
+                    if link.wait_ms > 0 or not link.sock or ticks_diff(now_ms, begin_ms) >= _SLICE_MS:
+                        break
+                elif event == MESSAGE:
+                    if self._dispatch():
+                        handled += 1
+                elif event == DELIVERED:
+                    self.call(self.on_delivered, session.handle)
+                else:
+                    self._report(event)
+                now_ms = ticks_ms()
+        except BaseException as error:
+            if self._finished < 0:
+                link.ended(error, now_ms)
             else:
-                self._report(event)
-            now_ms = ticks_ms()
+                handled += 1
+                self._handler_failed(error)
+        return handled
 
     def _report(self, event: "Any") -> None:
         """Call the handler of a less frequent event."""
@@ -700,31 +701,47 @@ class Client:
             del refusals[min(refusals)]  # a dict of MicroPython has no order, but handles increase
         refusals[self.session.handle] = self.session.code
 
-    def _dispatch(self, message: "Any") -> "Any":
-        """Call the message's handlers. Return _DONE, _WAITS, or _FAILED if `errors` has a new error to raise."""
+    def _dispatch(self) -> bool:
+        """Call the handlers of the message that has arrived; return False if it has to wait for one."""
+        # (Not more than four locals here, and no `try`: a frame over 11 words is allocated on the heap, which takes 25 us.)
         session = self.session
-        waiting = session.waiting
-        if waiting and (waiting.entries or waiting.skipping) and waiting.must_wait(message):
-            waiting.add(ticks_ms())
-            return _WAITS
-        errors = len(self.errors)
-        finished = 0
-        try:
-            for entry in session.subscriptions:
-                if entry.takes(message):
-                    self.run(entry.handler, message)
-                    finished += 1
-            if not finished:
-                if not self.on_message:
-                    self.load_waiting().add(ticks_ms())
-                    return _WAITS
-                self.run(self.on_message, message)
-        except BaseException as error:
-            self.load_waiting().failed_now(error, finished)
-            if not isinstance(error, Exception):
-                raise
-        self._acknowledge()  # now: even if the connection fails next, a handler that has finished must not run again
-        return _FAILED if len(self.errors) > errors else _DONE
+        if (
+            session.waiting
+            and (session.waiting.entries or session.waiting.skipping)
+            and session.waiting.must_wait(session.message)
+        ):
+            session.waiting.add(ticks_ms())
+            return False
+        self._finished = 0
+        for entry in session.subscriptions:
+            if entry.takes(session.message):
+                self.link.handling = True
+                result = entry.handler(session.message)
+                self.link.handling = False
+                if result is not None:
+                    self._check(result)
+                self._finished += 1
+        if not self._finished:
+            if not self.on_message:
+                self.load_waiting().add(ticks_ms())
+                self._finished = -1
+                return False
+            self.run(self.on_message, session.message)
+        self._finished = -1
+        if session.handed:
+            self._acknowledge()  # now: even if the connection fails next, a handler that has finished must not run again
+        return True
+
+    def _handler_failed(self, error: "Any") -> None:
+        """Let the message wait whose handler raised this error; raise the error if it ends the program."""
+        finished = self._finished
+        self._finished = -1
+        self.link.handling = False
+        self.load_waiting().failed_now(error, finished)
+        if not isinstance(error, Exception):
+            raise error
+        if self.session.handed:
+            self._acknowledge()
 
     def load_waiting(self) -> "Any":
         """Return the queue of waiting messages; load it when it is first needed."""
@@ -756,7 +773,12 @@ class Client:
             result = handler(argument) if other is _ABSENT else handler(argument, other)
         finally:
             link.handling = False
-        if result is not None and type(result) is COROUTINE:
+        if result is not None:
+            self._check(result)
+
+    def _check(self, result: "Any") -> None:
+        """Refuse a handler that returned this result, if it is a coroutine."""
+        if type(result) is COROUTINE:
             result.close()
             self._refuse(True)
 

@@ -107,6 +107,7 @@ def connect(interpreter: str, port: int, options: dict, program: str = "tls_case
     ("listener", "options", "outcome"),
     [
         ("good", {"ca": "ca"}, "connected 4"),
+        ("good", {"ca": "ca", "publish": True}, "connected 4"),
         ("good", {"ca": "ca", "server_name": "elsewhere"}, "CertificateRefused"),
         ("good", {"ca": "stranger"}, "CertificateRefused"),
         ("elsewhere", {"ca": "ca"}, "CertificateRefused"),

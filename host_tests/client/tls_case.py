@@ -5,6 +5,7 @@ Argument: the port. The environment has OPTIONS, a dict.
 
 import os
 import sys
+import time
 
 from flashmqtt.backoff import Backoff
 from flashmqtt.client import Client
@@ -18,6 +19,7 @@ def main(port, options):
     """Connect, publish messages, and receive them."""
     host = options.pop("host", "localhost")
     server_name = options.pop("server_name", None)
+    publishes = options.pop("publish", False)
     for name in options.pop("as_bytes", ()):
         with open(options[name], "rb") as file:
             options[name] = file.read()
@@ -30,6 +32,13 @@ def main(port, options):
         backoff=Backoff(base_ms=20, cap_ms=50),
         buffer_bytes=8192,
     )
+    if publishes:
+        mqtt.start()
+        deadline = time.time() + PATIENCE_S
+        while not mqtt.connected and not mqtt.error and time.time() < deadline:
+            mqtt.publish("tls", b"not sent", qos=0)  # the handshake advances within these calls only
+        if not mqtt.connected:
+            raise ConnectionLost("the handshake did not end: %r" % mqtt.error)
     mqtt.connect(PATIENCE_S)
     got = []
     mqtt.subscribe("tls", 2, lambda message: got.append(message.payload))

@@ -8,15 +8,17 @@ After an error every call raises the same error: bytes after a malformed packet 
 is allowed now, and how it is answered.
 """
 
-from flashmqtt.compat import TYPE_CHECKING
+from flashmqtt.compat import TYPE_CHECKING, const
 from flashmqtt.errors import BufferTooSmall, MalformedPacket
-from flashmqtt.fast import copy
+from flashmqtt.fast import copy, raw_copy
 
 from .quick import plain_end, same
 from .utf8 import text_kind
 
 if TYPE_CHECKING:
     from typing import Any  # noqa: TID251
+
+_LAST_BYTES = const(48)
 
 LONG = 16  # not a packet type: `next` may return it for a PUBLISH longer than the buffer
 
@@ -62,6 +64,11 @@ class Decoder:
         self.topic_start = self.topic_end = self.payload_start = self.payload_end = 0
         self.codes_start = self.codes_end = self.properties_start = self.properties_end = 0
         self._head = 0x30  # the first byte of the last PUBLISH: qos, dup and retain
+        # The last PUBLISH, up to its topic: the same bytes in the next PUBLISH need no check.
+        self._last = bytearray(_LAST_BYTES)
+        self._last_bytes = 0  # 0: none
+        self._last_at = self._last_length = 0  # where that packet was, and its length
+        self.moved = True  # did a field of PUBLISH other than packet_id change? The session sets it to False
         self._stream = 3 if stream is True else stream
         self._chunks_module: "Any" = None
         self.headless = False
@@ -147,20 +154,42 @@ class Decoder:
         """
         at = self.at
         left = self.end - at
-        if not left and not self._streamed:
-            return 0
         buf = self.buffer
-        # PUBACK, the most frequent packet.
-        if left > 3 and buf[at] == 0x40 and buf[at + 1] == 2 and self.level != 5 and not self._streamed:
-            self.packet_id = left = buf[at + 2] << 8 | buf[at + 3]
-            if left:
-                self.at = at + 4
-                self.packet_type = 4
-                return 4
+        if left > 3 and not self._streamed:
+            # PUBACK, the most frequent packet.
+            if buf[at] == 0x40 and buf[at + 1] == 2 and self.level != 5:
+                self.packet_id = left = buf[at + 2] << 8 | buf[at + 3]
+                if left:
+                    self.at = at + 4
+                    self.packet_type = 4
+                    return 4
+            # A PUBLISH with the flags, the length and the topic of the last one.
+            elif self._last_length <= left and self._last_bytes and same(buf, at, self._last, self._last_bytes):
+                if at != self._last_at:
+                    self._move(at - self._last_at)
+                if self.qos:
+                    left = self.topic_end
+                    self.packet_id = left = buf[left] << 8 | buf[left + 1]
+                    if not left:  # [MQTT-2.3.1-1]
+                        raise MalformedPacket("packet_id 0")
+                self.at = at + self._last_length
+                self.packet_type = 3
+                return 3
+        elif not left and not self._streamed:
+            return 0
         return self._next(buf, at, self.end)
+
+    def _move(self, by: int) -> None:
+        """Move the last PUBLISH's spans by this many bytes: the next PUBLISH begins with the same bytes."""
+        self._last_at += by
+        self.moved = True
+        self.topic_start += by
+        self.topic_end += by
+        self._place(self.payload_start + by, self.payload_end + by)
 
     def _next(self, buf: "bytearray | memoryview", at: int, end: int) -> int:
         """Do what `next` does, for any packet. (Separate, because a frame with many locals is allocated on the heap.)"""
+        self.moved = True
         if self._streamed:
             if self.more:
                 return self._chunks().go_on(self)
@@ -205,6 +234,7 @@ class Decoder:
             # The first chunk is always a full buffer, so that the chunks do not depend on how the bytes arrive.
             if at or end < len(buf):
                 return 0
+            self._last_bytes = 0
             return self._chunks().begin(self, body, after)
         if packet_type != 3:
             self.packet_type = packet_type
@@ -256,6 +286,14 @@ class Decoder:
             self.retain = head & 1 > 0
         if body != self.payload_start or after != self.payload_end:
             self._place(body, after)
+        n = topic_end - at
+        if n > _LAST_BYTES or self.level == 5:
+            n = 0
+        self._last_bytes = n
+        if n:
+            raw_copy(self._last, buf, n, 0, at)
+            self._last_at = at
+            self._last_length = after - at
         self.at = after
         return 3
 

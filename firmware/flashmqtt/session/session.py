@@ -750,18 +750,20 @@ class Session:
         Below QoS 2 the packet id and DUP do not identify a duplicate [MQTT-3.3.1-3]; 5: [MQTT-4.3.2-5].
         """
         message = self.message
-        message.buffer = message.topic_buffer = packet.buffer
-        message.topic_start = packet.topic_start
-        message.topic_end = packet.topic_end
-        message.payload_start = packet.payload_start
-        message.payload_end = packet.payload_end
-        message.properties_start = packet.properties_start
-        message.properties_end = packet.properties_end
-        message.qos = packet.qos
-        message.retain = packet.retain
-        message.dup = packet.dup
-        if packet.topic_alias:
-            self.five.resolve(packet, message)
+        if packet.moved or message.buffer is not packet.buffer:  # usually all is as in the last PUBLISH
+            packet.moved = False
+            message.buffer = message.topic_buffer = packet.buffer
+            message.topic_start = packet.topic_start
+            message.topic_end = packet.topic_end
+            message.payload_start = packet.payload_start
+            message.payload_end = packet.payload_end
+            message.properties_start = packet.properties_start
+            message.properties_end = packet.properties_end
+            message.qos = packet.qos
+            message.retain = packet.retain
+            message.dup = packet.dup
+            if packet.topic_alias:
+                self.five.resolve(packet, message)
         self.handed_id = packet.packet_id
         self.handed = _PUBACK if packet.qos else 0
         if self.chunks:
@@ -778,22 +780,26 @@ class Session:
         over again.
         """
         kind = self.handed
-        # After a MemoryError, the next step tries again.
-        deferred = kind == _PUBACK and self.waiting and self.waiting.defers()
+        # After a MemoryError in `defers`, the next step tries again.
+        if kind == _PUBACK and self.waiting and self.waiting.defers():
+            kind = 0
         self.handed = 0
-        if kind != _PUBACK and kind:
+        if not kind:
+            return
+        if kind != _PUBACK:
             self.inbound.discard_handed()
-            if kind == _ORPHAN and self.unsynced:  # no acknowledgement follows that makes this durable
-                self.sync()
-        if kind > _ORPHAN and not deferred:
-            output = self.output
-            if output.limit - output.end < _ACK_BYTES:
-                self.pending_ack = kind
-                self.urgent = True
-            elif kind == _PUBACK:
-                output.put_puback(self.handed_id)
-            else:
-                output.put_ack(kind, self.handed_id)
+            if kind == _ORPHAN:
+                if self.unsynced:  # no acknowledgement follows that makes this durable
+                    self.sync()
+                return
+        output = self.output
+        if output.limit - output.end < _ACK_BYTES:
+            self.pending_ack = kind
+            self.urgent = True
+        elif kind == _PUBACK:
+            output.put_puback(self.handed_id)
+        else:
+            output.put_ack(kind, self.handed_id)
 
     def leave_unacknowledged(self) -> None:
         """Do not acknowledge the message, which the application has not taken: it will be handed over again."""
