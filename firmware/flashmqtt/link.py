@@ -89,7 +89,6 @@ class Link:
         # Bound methods: on a board, a method lookup in an object with many attributes takes 20 us, an attribute 2 us.
         self._process = connection.process
         self._read_from = connection.decoder.read_from
-        self._write_to = connection.output.write_to
         self.host = host
         self.port = port
         self.backoff = backoff
@@ -189,7 +188,7 @@ class Link:
                     if (
                         self._output.end
                         and (
-                            (self.events == _POLLIN and not self.shaking and self._write_to(self.sock, now_ms))
+                            (self.events == _POLLIN and not self.shaking and self._output.write_to(self.sock, now_ms))
                             or self.write(now_ms)
                         )
                         and (session.cursor != session.store.next_seq or session.partial or session.wants_request)

@@ -212,9 +212,9 @@ def _look_up(host, ticks, machine):
     original = link.socket
     link.socket = _Resolver(machine, ticks)
     try:
-        client.link.start(0)
+        client.start()
         for _ in range(3):
-            client.link.step(0)
+            client.poll(0)
     finally:
         link.socket = original
     assert isinstance(client.link.error, OSError)

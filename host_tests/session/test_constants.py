@@ -17,7 +17,6 @@ NAME = re.compile(r"_?([A-Z][A-Z0-9_]*)")
 OTHERS = {
     ("AGAIN_MS", "app/clock"): "until the clock is set again; else a refused subscription's delay",
     ("CLOSED", "flashmqtt/session/suspect"): "a code of on_refused; else a connection's state",
-    ("DONE", "flashmqtt/client"): "a result of _dispatch; else an action of the flows",
     ("DONE", "flashmqtt/session/waiting"): "the state of a waiting message; else an action of the flows",
     ("DOUBLINGS", "flashmqtt/session/waiting"): "of a handler's delay; else of a refused subscription's",
     ("HEADER", "flashmqtt/handshake"): "of a TLS record; else of the journal's sectors",

@@ -69,9 +69,8 @@ class RamStore:
         limit = self.limit
         if seq - self.low >= limit:
             raise StoreFull("%d messages wait: deliver some, or raise limit" % limit)
-        at = seq % limit
-        self._bodies[at] = self._copy(buf, length)
-        self._lengths[at] = length
+        self._bodies[seq % limit] = self._copy(buf, length)
+        self._lengths[seq % limit] = length
         self.next_seq = seq + 1
         return seq
 

@@ -333,7 +333,7 @@ class Session:
                 and self.flight < self.quota
                 and seq - store.low < _WINDOW
                 and self._direct
-                and (seq - 1) % 65535 + 1 != self.request_id
+                and not self.request_id  # a SUBSCRIBE may have the same packet id: let `pump` compare
             ):
                 output.put_copy(self.scratch, n)
                 slot = seq & 31
