@@ -503,7 +503,7 @@ class Client:
             self._serve()
             try:
                 event = link.step(ticks_ms())
-            except Exception as error:
+            except BaseException as error:
                 link.ended(error, ticks_ms())
                 event = NOTHING
             if event == NOTHING:

@@ -263,6 +263,77 @@ def test_packet_id_of_the_previous_packet_is_cleared():
     assert decoder.next() == PUBLISH and decoder.packet_id == 0
 
 
+FIELDS = ("packet_type", "packet_id", "qos", "dup", "retain", "topic", "more")
+
+
+def fields(decoder):
+    """Return what the decoder says of its packet."""
+    if decoder.packet_type != PUBLISH:
+        return decoder.packet_type, decoder.packet_type == PUBACK and decoder.packet_id
+    return [getattr(decoder, name) for name in FIELDS], bytes(decoder.payload), decoder.payload_total
+
+
+def alike():
+    """Return packets that differ in one thing each: flags, length, topic, packet id or payload."""
+    packets = [hexed("40 02 00 07"), hexed("D0 00"), encoded(put_publish, b"t" * 60, b"1", 1, packet_id=7)]
+    for topic in (b"a/b", b"a/c", b"a/b/c"):
+        for payload in (b"1234", b"4321", b"12345", bytes(200)):
+            packets += [encoded(put_publish, topic, payload, qos, packet_id=7 if qos else 0) for qos in (0, 1, 2)]
+    packets += [bytes((packets[4][0] | flag,)) + packets[4][1:] for flag in (1, 8)]
+    packets.append(encoded(put_publish, b"a/b", b"1234", 1, packet_id=8))
+    return packets
+
+
+@pytest.mark.req("W7")
+@pytest.mark.parametrize("level", [3, 4])
+def test_publish_is_read_alike_after_every_other_packet_at_every_position(level):
+    packets = alike()
+    alone = [fields(decoded(packet, level)) for packet in packets]
+    for first, before in enumerate(packets):
+        decoder = Decoder(1024, level)
+        for second, packet in enumerate(packets):
+            # The two behind each other, then each in a buffer of its own: at another position, and at the same one.
+            decoder.feed(before + packet)
+            for index in (first, second):
+                assert decoder.next() == packets[index][0] >> 4
+                assert fields(decoder) == alone[index]
+            assert decoder.next() == 0
+            for index in (second, first):
+                decoder.feed(packets[index])
+                assert decoder.next() == packets[index][0] >> 4
+                assert fields(decoder) == alone[index]
+                assert decoder.next() == 0
+
+
+@pytest.mark.req("W8", "W13")
+def test_known_topic_with_packet_id_0_is_malformed():
+    decoder = Decoder(64)
+    decoder.feed(hexed("32 07 00 03 61 2F 62 00 0A 32 07 00 03 61 2F 62 00 00"))
+    assert decoder.next() == PUBLISH
+    for _ in range(2):
+        with pytest.raises(MalformedPacket):
+            decoder.next()
+
+
+@pytest.mark.req("W13")
+@pytest.mark.parametrize(
+    "wrong", ["32 04 00 00 00 0A", "32 07 00 03 61 00 62 00 0A", "32 07 00 03 61 2F 62 00 00", "36 00"]
+)
+def test_publish_after_a_reset_is_read_like_the_first_one(wrong):
+    """A malformed PUBLISH ends the connection; it must not change how the next connection's first PUBLISH is read."""
+    good = hexed("32 0A 00 03 61 2F 62 00 0A 31 32 33")
+    decoder = Decoder(64)
+    decoder.feed(good)
+    assert decoder.next() == PUBLISH
+    decoder.feed(hexed(wrong))
+    with pytest.raises(MalformedPacket):
+        decoder.next()
+    decoder.reset()
+    decoder.feed(good)
+    assert decoder.next() == PUBLISH
+    assert fields(decoder) == fields(decoded(good))
+
+
 @pytest.mark.req("W8")
 @pytest.mark.clause("MQTT-2.3.1-1", "MQTT-2.3.1-5", "MQTT-3.3.1-2", "MQTT-2.2.1-2", "MQTT-2.2.1-3")
 def test_packet_id_is_1_to_65535_and_absent_at_qos_0():

@@ -66,7 +66,6 @@ class Decoder:
         self._head = 0x30  # the first byte of the last PUBLISH: qos, dup and retain
         # The last PUBLISH, up to its topic: the same bytes in the next PUBLISH need no check.
         self._last = bytearray(_LAST_BYTES)
-        self._last_bytes = 0  # 0: none
         self._last_at = self._last_length = 0  # where that packet was, and its length
         self.moved = True  # did a field of PUBLISH other than packet_id change? The session sets it to False
         self._stream = 3 if stream is True else stream
@@ -87,6 +86,7 @@ class Decoder:
         self.end = 0  # where the received bytes end
         self._need = 0  # the length of an incomplete packet, if known
         self.more = False
+        self._last_bytes = 0  # of `_last`; 0: the next PUBLISH is checked
         if self._streamed:
             self._chunks().end(self)
         self.aliases = None  # level 5: aliases.InboundAliases, if CONNECT allows topic aliases
@@ -172,6 +172,8 @@ class Decoder:
                     self.packet_id = left = buf[left] << 8 | buf[left + 1]
                     if not left:  # [MQTT-2.3.1-1]
                         raise MalformedPacket("packet_id 0")
+                else:
+                    self.packet_id = 0
                 self.at = at + self._last_length
                 self.packet_type = 3
                 return 3
