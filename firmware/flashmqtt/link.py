@@ -202,6 +202,9 @@ class Link:
                         self.wait_ms = ticks_diff(self._check_ms, now_ms)
                         if self.wait_ms <= 0 or (self._unproved and session.proved):
                             self.wait_ms = self._check(now_ms)
+                        if self.connection.reported:
+                            self.connection.reported = 0
+                            n = _READS  # more reports may wait
                         if n == _READS:
                             self.wait_ms = 0
                         self.drained = n == _READ_OUT
@@ -240,6 +243,7 @@ class Link:
                     event = NOTHING
                     break
                 else:
+                    self.connection.reported += 1
                     if event == CONNECTED:
                         self._opened_ms = now_ms
                         self._unproved = True

@@ -7,6 +7,8 @@ import pytest
 from flashmqtt.backoff import Backoff
 from flashmqtt.client import Client
 from flashmqtt.errors import StoreWorn, UsageError
+from flashmqtt.flash.ram import RamRegion
+from flashmqtt.journal.journal import DROP_OLDEST, Journal
 from flashmqtt.session.ram import RamStore
 from flashmqtt.simple import MQTTClient
 from loopback import Loopback, poll_until
@@ -87,6 +89,31 @@ def test_message_refused_by_a_full_store_arrives_without_backoff():
     broker.give(publish(b"t", b"2", 2, 2, dup=1), pubrel(2))
     poll_until(mqtt, lambda: len(seen) == 2)
     assert seen == [b"1", b"2"] and mqtt.link.backoff.step == 0
+    mqtt.disconnect()
+
+
+@pytest.mark.req("R4", "S5")
+def test_on_dropped_that_causes_the_next_drop_does_not_stop_receiving():
+    store = Journal(RamRegion(6, 1024), policy=DROP_OLDEST)
+    broker, mqtt = connected(store=store)
+    broker.answers_publish = False
+    seen = []
+    calls = []
+
+    def publish_again(first, last):
+        calls.append(first)
+        assert len(calls) < 10_000, "no packet was read meanwhile"
+        if not seen:
+            mqtt.publish("t", bytes(600), qos=1)  # a sector has room for one: this drops the oldest
+
+    for _ in range(20):
+        mqtt.publish("t", bytes(600), qos=1)
+    mqtt.on_message = seen.append
+    mqtt.on_dropped = publish_again
+    broker.give(publish(b"t", b"x"))
+    poll_until(mqtt, lambda: seen)
+    assert len(calls) > 1
+    mqtt.poll(0)
     mqtt.disconnect()
 
 
