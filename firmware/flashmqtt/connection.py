@@ -89,7 +89,7 @@ CONNECTING = const(1)  # CONNECT is in the output or sent
 OPEN = const(2)
 CLOSING = const(3)  # DISCONNECT is in the output: nothing is read any more
 
-_REPORTS = const(32)  # reports in a row, before the link serves the socket
+_REPORTS_A_TURN = const(32)  # reports in a row, before the link serves the socket
 _FOREVER_MS = const(1 << 28)
 _SCAN_MS = const(500)  # how often unanswered packets are checked
 _ACK_BYTES = const(8)  # the room that one acknowledgement may need
@@ -308,7 +308,7 @@ class Connection:
             output.put_ack(session.pending_ack, session.handed_id)
             session.pending_ack = 0
         if session.reports:
-            return session.report() if self.reported < _REPORTS else NOTHING
+            return session.report() if self.reported < _REPORTS_A_TURN else NOTHING
         if session.undelivered:
             session.undelivered.reported()
         session.urgent = False
