@@ -11,11 +11,11 @@ from tools.broker import find_mosquitto
 from tools.proof import packets as p
 from tools.proof.brokers import __main__ as command
 from tools.proof.brokers import page
-from tools.proof.brokers.device import body
 from tools.proof.brokers.judge import Got, Message, Observed, judge
 from tools.proof.brokers.kinds import Amqtt, Certificate, Mosquitto, NotHere
 from tools.proof.brokers.runner import FACES, INTERPRETERS, Case, all_cases, run_broker
 from tools.proof.brokers.scenarios import SCENARIOS
+from tools.proof.device import body
 from tools.proof.proxy import DOWN, UP, Seen
 
 WORKERS = 6

@@ -14,7 +14,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 
 from tools.proof import packets as p
-from tools.proof.brokers.device import body
+from tools.proof.device import body
 from tools.proof.proxy import DOWN, UP, Seen
 
 MOST_NAMED = 8

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,14 +17,13 @@ from typing import Any
 
 from tools.bootstrap import ROOT
 from tools.broker import BrokerFailed
-from tools.children import Child
 from tools.proof import side_by_side
-from tools.proof.brokers.device import body
 from tools.proof.brokers.judge import Got, Message, Observed, Verdict, judge, number_of
 from tools.proof.brokers.kinds import KINDS, PASSWORD, Certificate, Kind
 from tools.proof.brokers.scenarios import SCENARIOS, Scenario
-from tools.proof.faults.compiled import program_on
+from tools.proof.device import ANSWER_S, TURN_MS, body
 from tools.proof.faults.peer import Peer
+from tools.proof.program import BoardFailed, Program, ProgramEnded
 from tools.proof.proxy import Proxy
 
 FACES = ("client", "aio")
@@ -75,92 +73,6 @@ class StepFailed(Exception):
     """A step of a case failed; the text says how."""
 
 
-class BoardFailed(Exception):
-    """A command of the board raised an error.
-
-    Attributes:
-        name, code: the error's class, and its code, 0 if it has none.
-    """
-
-    def __init__(self, name: str, text: str, code: int):
-        super().__init__(f"{name}: {text}")
-        self.name = name
-        self.code = code
-
-
-class Board:
-    """A board's program, which can be started again and again."""
-
-    def __init__(self, case: Case, directory: Path, seen: Observed, settings: dict[str, Any]):
-        self._case = case
-        self._directory = directory
-        self._seen = seen
-        self._settings = settings
-        self._child: Child | None = None
-        self._answer: asyncio.Future | None = None
-
-    async def start(self, more: dict[str, Any] | None = None) -> None:
-        """Start it with the case's settings; `more` replaces some."""
-        program, environment = program_on(
-            self._case.interpreter,
-            "tools.proof.brokers.device",
-            self._case.scenario.heap,
-            f"{ROOT / 'firmware'}:{ROOT}",
-        )
-        log = self._directory / "board.log"
-        self._child = Child(program, self._directory, environment, log, self._take, talks=True)
-        await self._child.start()
-        self._child.write(json.dumps({**self._settings, **(more or {})}))
-
-    def _take(self, line: str) -> None:
-        seen, answer = self._seen, self._answer
-        if answer is not None and answer.done():
-            answer = None
-        if not line and answer is not None and self._child is not None:
-            log = " | ".join(self._child.logged(2).splitlines())
-            answer.set_exception(StepFailed(f"the board's program ended: {log}"))
-        try:
-            kind, *words = json.loads(line)
-        except ValueError:
-            return  # cut off by the power cut
-        if kind == "got":
-            topic, *rest = words
-            if topic.startswith(seen.prefix):
-                seen.got.append(Got(*rest))
-            else:
-                seen.strays.append(topic)
-        elif kind == "oversize":
-            seen.oversize.append(words[0])
-        elif kind == "delivered":
-            seen.delivered.add(words[0])
-        elif kind == "refused":
-            seen.failures.append(f"on_refused({words[0]}, {words[1]:#04x})")
-        elif kind == "ended":
-            seen.ended.append(": ".join(words))
-        elif answer is not None and kind == "done":
-            answer.set_result(words[0])
-        elif answer is not None:
-            answer.set_exception(BoardFailed(*words))
-
-    async def do(self, verb: str, *arguments: Any, seconds: float = STEP_S) -> Any:
-        """Send it a command; return the result."""
-        self._answer = asyncio.get_running_loop().create_future()
-        assert self._child is not None
-        self._child.write(json.dumps([verb, *arguments]))
-        try:
-            async with asyncio.timeout(seconds):
-                return await self._answer
-        except TimeoutError:
-            raise StepFailed(f"no end within {seconds:.0f} s") from None
-        finally:
-            self._answer = None
-
-    async def off(self) -> None:
-        """Cut its power."""
-        if self._child is not None:
-            await self._child.kill()
-
-
 class CaseRun:
     """One running case."""
 
@@ -174,7 +86,9 @@ class CaseRun:
         self.proxy = Proxy(broker.port, watch=True)
         self._directory = directory
         self._peers: list[Peer] = []
-        self._board: Board | None = None
+        self._board = Program(case.interpreter, directory, case.scenario.heap, f"{ROOT / 'firmware'}:{ROOT}")
+        self._board.note = self._note
+        self._settings: dict[str, Any] = {}
         self._sending: list[asyncio.Task] = []  # each waits for the acknowledgement of one of the peer's messages
 
     async def run(self) -> Verdict:
@@ -182,7 +96,7 @@ class CaseRun:
         scenario = self.case.scenario
         await self.proxy.start()
         self._directory.mkdir(parents=True, exist_ok=True)
-        settings = {
+        self._settings = {
             "face": self.case.face,
             "host": "localhost" if scenario.secure else "127.0.0.1",
             "port": self.broker.tls_port if scenario.secure else self.proxy.port,
@@ -195,10 +109,12 @@ class CaseRun:
             "chunks": False,
             "journal": str(self._directory / "journal.flash"),
             "sectors": SECTORS,
+            "pause_ms": TURN_MS,  # a killed broker then has the answers to what it has sent
+            "timeout_s": ANSWER_S,
+            "backoff": (50, 200, 100),
             "ca": str(self.broker.certificate.certificate) if scenario.secure and self.broker.certificate else None,
             **scenario.settings,
         }
-        self._board = Board(self.case, self._directory, self.seen, settings)
         step: tuple[Any, ...] = ()
         try:
             async with asyncio.timeout(CASE_S):
@@ -206,7 +122,7 @@ class CaseRun:
                 for step in scenario.steps:
                     await self._step(*step)
                 await asyncio.sleep(QUIET_S)
-        except (StepFailed, BoardFailed) as failed:
+        except (StepFailed, BoardFailed, ProgramEnded) as failed:
             self.seen.failures.append(f"{step[0]} {step[1]}: {failed}")
         except TimeoutError:
             self.seen.failures.append(f"{' '.join(map(str, step[:2])) or 'the peer'}: no end within {CASE_S:.0f} s")
@@ -220,8 +136,7 @@ class CaseRun:
         for task in self._sending:
             task.cancel()
         await asyncio.gather(*self._sending, return_exceptions=True)
-        if self._board is not None:
-            await self._board.off()
+        await self._board.off()
         self.seen.arrived = [payload for peer in self._peers for one in peer.received.values() for payload in one]
         for peer in self._peers:
             await peer.stop()
@@ -265,34 +180,58 @@ class CaseRun:
         while not condition() and time.monotonic() < deadline:
             await asyncio.sleep(0.02)
 
+    def _note(self, kind: str, words: list[Any]) -> None:
+        """Note what the board reported."""
+        seen = self.seen
+        if kind == "got":
+            topic, head, *rest = words
+            if topic.startswith(seen.prefix):
+                seen.got.append(Got(int(head) if head.isdigit() else 0, *rest))
+            else:
+                seen.strays.append(topic)
+        elif kind == "oversize":
+            seen.oversize.append(words[0])
+        elif kind == "delivered":
+            seen.delivered.add(words[0])
+        elif kind == "refused":
+            seen.failures.append(f"on_refused({words[0]}, {words[1]:#04x})")
+        elif kind == "ended":
+            seen.ended.append(": ".join(words))
+
+    async def _do(self, verb: str, *arguments: Any, seconds: float = STEP_S) -> Any:
+        """Let the board execute a command; return the result."""
+        try:
+            async with asyncio.timeout(seconds):
+                return await self._board.do(verb, *arguments)
+        except TimeoutError:
+            raise StepFailed(f"no end within {seconds:.0f} s") from None
+
     async def _board_step(self, verb: str, *arguments: Any) -> None:
-        board = self._board
-        assert board is not None
         if verb == "start":
-            await board.off()
-            await board.start(*arguments)
+            await self._board.off()
+            await self._board.start({**self._settings, **(arguments[0] if arguments else {})})
         elif verb == "off":
-            await board.off()
+            await self._board.off()
         elif verb == "refused":
             try:
-                await board.do("connect", seconds=self.case.scenario.wait_s + STEP_S)
+                await self._do("connect", seconds=self.case.scenario.wait_s + STEP_S)
                 self.seen.refusal = ("", 0)
             except BoardFailed as failed:
                 self.seen.refusal = (failed.name, failed.code)
         elif verb == "subscribe":
             topic, qos = arguments
-            if await board.do("subscribe", self._topic(topic), qos) is None:
-                await board.do("settle")  # the connection was lost: the next one subscribes
+            if await self._do("subscribe", self._topic(topic), qos) is None:
+                await self._do("settle")  # the connection was lost: the next one subscribes
         elif verb == "publish":
             topic, numbers, qos, size, retain = arguments
             for number in numbers:
                 self.seen.sent_out[number] = Message(number, qos[number % len(qos)], size)
-            await board.do("publish", self._topic(topic), numbers, qos, size, retain)
+            await self._do("publish", self._topic(topic), numbers, qos, size, retain)
         elif verb == "drain":
             wait_s = int(self.case.scenario.wait_s)
-            self.seen.left = await board.do("drain", wait_s, seconds=wait_s + STEP_S)
+            self.seen.left = await self._do("drain", wait_s, seconds=wait_s + STEP_S)
         else:
-            await board.do(verb)
+            await self._do(verb)
 
     async def _peer_step(self, verb: str, *arguments: Any) -> None:
         peer = await self._peer()

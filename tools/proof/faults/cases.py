@@ -24,7 +24,9 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from typing import Any
 
+from tools.proof.device import END
 from tools.proof.proxy import DOWN, PLACES, UP, Cut, Seen
 
 FLOWS = ("out", "in")
@@ -110,6 +112,15 @@ class Outcome:
     forgot: bool = False
     uncertain: set[int] = field(default_factory=set)
     unproved: set[int] = field(default_factory=set)
+
+    def note(self, kind: str, words: list[Any]) -> None:
+        """Note what the device reported."""
+        if kind == "got" and words[1] != END:
+            self.handed.append(int(words[1]))
+        elif kind in ("delivered", "doubt"):
+            (self.delivered if kind == "delivered" else self.doubtful).append(words[0])
+        elif kind in ("ended", "refused"):
+            self.errors.append(" ".join(map(str, words if kind == "ended" else ("Refused", *words))))
 
 
 def places_of(trace: list[Seen], manners: tuple[str, ...], cuts: int = 0) -> Iterator[Cut]:

@@ -11,12 +11,7 @@ from tools.virtual_board.image import MARCH, laid_out
 
 # The modules that the device's programs import besides a board's library.
 BESIDES = (
-    *(
-        "tools/__init__.py",
-        "tools/proof/faults/__init__.py",
-        "tools/proof/faults/device.py",
-        "tools/proof/faults/device_aio.py",
-    ),
+    *("tools/__init__.py", "tools/proof/__init__.py", "tools/proof/device.py", "tools/proof/faults/__init__.py"),
     *("tools/proof/faults/board.py", "tools/flashsim/__init__.py", "tools/flashsim/nor.py"),
 )
 

@@ -11,22 +11,26 @@ import contextlib
 import itertools
 import tempfile
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tools.broker import Broker
-from tools.children import Child
 from tools.proof import packets as p
 from tools.proof import side_by_side
 from tools.proof.faults.audit import audit
 from tools.proof.faults.cases import Case, Outcome, judge
-from tools.proof.faults.compiled import compile_library, program_on
+from tools.proof.faults.compiled import compile_library
 from tools.proof.faults.peer import Peer
+from tools.proof.program import BoardFailed, Program, ProgramEnded
 from tools.proof.proxy import UP, Proxy, Seen
 
 HEAP = "192K"
 CASE_S = 120.0
+DRAIN_S = 25
+COMMON = {"face": "client", "pause_ms": 0, "keep_alive_s": 2, "response_s": 1, "backoff": (10, 40, 20)}
+SECTORS = 16
 QUIET_S = 0.03
 AGAIN_S = 0.3
 _OWN_BROKER = ("kill", "lost", "lostdrop")
@@ -81,36 +85,62 @@ def packet_lines(trace: list[Seen], level: int) -> Iterator[str]:
         yield f"{seen.at_s:6.3f} s  {seen.connection} {'->' if seen.direction == UP else '<-'} {text}{passed}"
 
 
-class Device:
-    """The program on a board that reads one case after another."""
+def settings(client_id: str, port: int, level: int, journal: Path | None = None, **more: Any) -> dict[str, Any]:
+    """Return the settings of a case's client, for `tools.proof.device`; `more` adds others."""
+    where = {"host": "127.0.0.1", "port": port, "client_id": client_id, "level": level}
+    store = {"journal": str(journal or ""), "sectors": SECTORS, "takes_all": True}
+    return {**COMMON, **where, **store, **more}
 
-    def __init__(self, interpreter: str, directory: Path, heap: str = HEAP):
-        self.interpreter = interpreter
-        self._heap = heap
-        self._directory = directory
-        self._child: Child | None = None
-        self._said: asyncio.Queue[str] = asyncio.Queue()
 
-    async def lines(self, command: str) -> AsyncIterator[list[str]]:
-        """Send a command to the program, after starting it if necessary; yield the words of each answer."""
-        if self._child is None or not self._child.running:
-            module = (
-                "tools.proof.faults.device_aio" if self.interpreter.endswith("aio") else "tools.proof.faults.device"
-            )
-            program, environment = program_on(self.interpreter, module, self._heap)
-            self._said = asyncio.Queue()
-            log = self._directory / "device.log"
-            self._child = Child(program, self._directory, environment, log, self._said.put_nowait, talks=True)
-            await self._child.start()
-        self._child.write(command)
-        while line := await self._said.get():
-            yield line.split(" ")
-        yield ["failed", "", "the device's program ended:", *" | ".join(self._child.logged(3).splitlines()).split()]
+async def play(
+    program: Program, topic: str, case: Case, ready: Callable[[], object] | None, again: bool, patient: bool
+) -> list[int]:
+    """Let a device go through a case's flow; return its number of connections, and the bytes on MicroPython's heap.
 
-    async def stop(self) -> None:
-        """End it."""
-        if self._child is not None:
-            await self._child.kill()
+    The flow "out" publishes `count` numbered messages, the first half before there is a connection. The flow "in" receives
+    messages until the last one. The flow "both" publishes at QoS 1 and 2 in turn and receives, in one session.
+
+    Args:
+        program: started with the case's settings.
+        topic: of the messages out; those of the flow "both" to the device have another.
+        case: the flow, and its number, size and QoS of messages.
+        ready: called when the subscription is granted; None: do not wait for that.
+        again: connect once more at the end, which shows whether a message comes a second time.
+        patient: the client tries again if the broker refuses its first connection.
+
+    Raises:
+        BoardFailed, ProgramEnded: a step failed.
+    """
+    out, inward = case.flow != "in", case.flow != "out"
+    quality = (2, 1) if case.flow == "both" else (case.qos,)
+    half = case.count // 2 + 1 if case.qos else 1
+    steps: list[tuple[Any, ...]] = [("subscribe", inbound(topic, case), 2)] if inward else []
+    steps += [("publish", topic, list(range(1, half)), quality, case.size, False)] if out else []
+    steps += [("connect",)]
+    steps += [("publish", topic, list(range(half, case.count + 1)), quality, case.size, False)] if out else []
+    steps += [("settle",)] if inward and ready else []
+    steps += [("finish", DRAIN_S), ("linger",)] if inward else [("drain", DRAIN_S)]
+    steps += [("disconnect",), ("connect",), ("linger",)] if again else []
+    answers = [program.do(*step) for step in (*steps, ("disconnect",), ("over",))]
+    try:
+        for step, answer in zip(steps, answers, strict=False):
+            try:
+                await answer
+            except BoardFailed as failed:
+                if not patient or (*step, failed.name) != ("connect", "ConnectRefused"):
+                    raise
+            if step == ("settle",) and ready:
+                ready()
+        return (await asyncio.gather(*answers[-2:]))[-1]
+    except BaseException:
+        await program.off()  # it may be anywhere in the flow
+        await asyncio.gather(*answers, return_exceptions=True)
+        raise
+
+
+def inbound(topic: str, case: Case) -> str:
+    """Return the topic of the messages to the device."""
+    return topic + ("/in" if case.flow == "both" else "")
 
 
 class Worker:
@@ -121,14 +151,14 @@ class Worker:
         self._heap = heap
         directory.mkdir(parents=True, exist_ok=True)
         self._shared = shared
-        self._devices: dict[str, Device] = {}
+        self._programs: dict[str, Program] = {}
         self._peers: dict[str, Peer] = {}
         self._own: dict[str, Broker] = {}
 
     async def stop(self) -> None:
         """End the programs that it started."""
-        for device in self._devices.values():
-            await device.stop()
+        for program in self._programs.values():
+            await program.off()
         for peer in self._peers.values():
             await peer.stop()
         for broker in self._own.values():
@@ -176,15 +206,16 @@ class Worker:
         name = f"c{next(_serial)}"
         proxy = Proxy(broker.port, plan=list(case.cuts), action=lambda: self._restart(broker, case, proxy), watch=True)
         await asyncio.gather(proxy.start(), peer.resumed())
-        if case.interpreter not in self._devices:
-            self._devices[case.interpreter] = Device(case.interpreter, self.directory, self._heap)
-        device = self._devices[case.interpreter]
+        interpreter = case.interpreter.removesuffix("aio")
+        if interpreter not in self._programs:
+            self._programs[interpreter] = Program(interpreter, self.directory, self._heap)
         try:
             async with asyncio.timeout(CASE_S):  # wait_for of Python 3.11 may swallow a Ctrl-C
-                await self._follow(case, name, proxy, peer, device, outcome)
+                await self._follow(case, name, proxy, peer, self._programs[interpreter], outcome)
         except TimeoutError:
             outcome.failure = f"hung: no end within {CASE_S:.0f} s"
-            await device.stop()
+        except (BoardFailed, ProgramEnded) as failed:
+            outcome.failure = f"the device failed: {failed}"
         finally:
             await proxy.stop()
         outcome.trace, outcome.made = proxy.trace, len(proxy.made)
@@ -193,40 +224,34 @@ class Worker:
         outcome.uncertain, outcome.unproved = wire.uncertain, wire.unproved
         return Verdict(case, outcome, judge(case, outcome) + wire.problems)
 
-    async def _follow(self, case: Case, name: str, proxy: Proxy, peer: Peer, device: Device, outcome: Outcome) -> None:
+    async def _follow(
+        self, case: Case, name: str, proxy: Proxy, peer: Peer, program: Program, outcome: Outcome
+    ) -> None:
         topic = f"faults/{name}"
         if case.flow != "in":
             await peer.subscribe(topic)
-        image = self.directory / f"{name}.flash"
-        command = (
-            f"case {name} {proxy.port} {case.level} {case.qos} {case.flow} {case.count} {case.window} {case.size} "
-            f"{case.store} {'no' if case.broker == 'lostdrop' else 'yes'} {image}"
-        )
-        sending: asyncio.Task | None = None
-        async for kind, _, *words in device.lines(command):
-            if kind == "ready":
-                inbound = topic + ("/in" if case.flow == "both" else "")
-                sending = asyncio.ensure_future(self._send(case, inbound, peer, proxy))
-            elif kind == "got":
-                outcome.handed.append(int(words[0]))
-            elif kind == "delivered":
-                outcome.delivered.append(int(words[0]))
-            elif kind == "doubt":
-                outcome.doubtful.append(int(words[0]))
-            elif kind == "error":
-                outcome.errors.append(" ".join(words).strip())
-            elif kind == "end":
-                outcome.connections, outcome.heap = int(words[0]), int(words[1])
-                break
-            else:
-                outcome.failure = f"the device failed: {' '.join(words).strip()}"
-                break
-        if sending is not None:
-            sending.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await sending
-        image.unlink(missing_ok=True)
-        if case.flow != "in" and not outcome.failure:
+        image = self.directory / f"{name}.flash" if case.store == "journal" else None
+        aio = case.interpreter.endswith("aio")
+        more = {"face": "aio" if aio else "client", "window": case.window, "republish": case.broker != "lostdrop"}
+        sending: list[asyncio.Task] = []
+        program.note = outcome.note
+        try:
+            await program.start(settings(name, proxy.port, case.level, image, **more))
+            outcome.connections, outcome.heap = await play(
+                program,
+                topic,
+                case,
+                lambda: sending.append(asyncio.ensure_future(self._send(case, inbound(topic, case), peer, proxy))),
+                again=case.flow == "in" or (aio and case.flow == "both"),
+                patient=aio or case.flow == "both",
+            )
+        finally:
+            for task in sending:
+                task.cancel()
+            await asyncio.gather(*sending, return_exceptions=True)
+            if image:
+                image.unlink(missing_ok=True)
+        if case.flow != "in":
             marker = peer.send(topic, b"0;end", 1)
             await peer.until(lambda: b"0;end" in peer.received[topic], 5)
             await marker

@@ -11,15 +11,19 @@ import tempfile
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from tools.proof import side_by_side
+from tools.proof.device import END
+from tools.proof.faults.cases import Case as Flow
 from tools.proof.faults.hostile.broker import NO_DISCONNECT, HostileBroker, Seen
 from tools.proof.faults.hostile.wrongs import WRONGS, Wrong
-from tools.proof.faults.runner import Device
+from tools.proof.faults.runner import HEAP, play, settings
+from tools.proof.program import BoardFailed, Program, ProgramEnded
 
 LEVELS = "345"
 INTERPRETERS = ("mpy", "cpy")
-COUNT = 4
+COUNT, WINDOW = 4, 2
 CASE_S = 120.0
 # If the broker stops answering, the client has to notice soon. In all other cases a busy machine must not look like that.
 SILENT_KEEP_ALIVE_S, SILENT_RESPONSE_S = 2, 1
@@ -74,6 +78,17 @@ class Verdict:
     texts: list[str] = field(default_factory=list)
     failure: str = ""
     heap: int = 0
+
+    def note(self, kind: str, words: list[Any]) -> None:
+        """Note what the device reported."""
+        if kind == "got" and words[1] != END:
+            self.got.append(words[1])
+        elif kind in ("delivered", "doubt"):
+            (self.delivered if kind == "delivered" else self.doubtful).append(words[0])
+        elif kind in ("ended", "refused"):
+            words = words if kind == "ended" else ["Refused", *words]
+            self.errors.append(words[0])
+            self.texts.append(" ".join(map(str, words)))
 
     def counts(self) -> dict[str, int]:
         """Return further counts: none."""
@@ -155,51 +170,35 @@ class Worker:
 
     def __init__(self, directory: Path):
         directory.mkdir()
-        self._devices = {name: Device(name, directory) for name in INTERPRETERS}
+        self._programs = {name: Program(name, directory, HEAP) for name in INTERPRETERS}
 
     async def run(self, case: Case) -> Verdict:
         """Run one case."""
-        name = f"h{next(_serial)}"
-        device = self._devices[case.interpreter]
-        broker = await HostileBroker(case.wrong, case.moment, case.level, f"faults/{name}").start()
+        topic = f"faults/h{next(_serial)}"
+        program = self._programs[case.interpreter]
+        broker = await HostileBroker(case.wrong, case.moment, case.level, topic).start()
         verdict = Verdict(case, broker.seen)
+        program.note = verdict.note
+        silent = "DeadlineExpired" in case.wrong.allowed(case.moment)
+        keep_alive_s, response_s = (SILENT_KEEP_ALIVE_S, SILENT_RESPONSE_S) if silent else (KEEP_ALIVE_S, RESPONSE_S)
+        more: dict[str, Any] = {"window": WINDOW, "keep_alive_s": keep_alive_s, "response_s": response_s}
         try:
             async with asyncio.timeout(CASE_S):  # wait_for of Python 3.11 may swallow a Ctrl-C
-                await _follow(case, name, broker, device, verdict)
+                await program.start(settings(topic.partition("/")[2], broker.port, case.level, **more))
+                flow = Flow(case.level, 1, "both", count=COUNT)
+                _, verdict.heap = await play(program, topic, flow, None, again=False, patient=True)
         except TimeoutError:
             verdict.failure = f"hung: no end within {CASE_S:.0f} s"
-            await device.stop()
+        except (BoardFailed, ProgramEnded) as failed:
+            verdict.failure = f"the device failed: {failed}"
         finally:
             await broker.stop()
         return verdict
 
     async def stop(self) -> None:
-        """End the devices."""
-        for device in self._devices.values():
-            await device.stop()
-
-
-async def _follow(case: Case, name: str, broker: HostileBroker, device: Device, verdict: Verdict) -> None:
-    silent = "DeadlineExpired" in case.wrong.allowed(case.moment)
-    deadlines = (SILENT_KEEP_ALIVE_S, SILENT_RESPONSE_S) if silent else (KEEP_ALIVE_S, RESPONSE_S)
-    command = f"case {name} {broker.port} {case.level} 1 both {COUNT} 2 40 ram yes - {deadlines[0]} {deadlines[1]}"
-    async for kind, _, *words in device.lines(command):
-        words = [word.strip() for word in words]
-        if kind == "got":
-            verdict.got.append(words[0])
-        elif kind == "delivered":
-            verdict.delivered.append(int(words[0]))
-        elif kind == "doubt":
-            verdict.doubtful.append(int(words[0]))
-        elif kind == "error":
-            verdict.errors.append(words[0])
-            verdict.texts.append(" ".join(words))
-        elif kind == "end":
-            verdict.heap = int(words[1])
-            return
-        elif kind == "failed":
-            verdict.failure = f"the device failed: {' '.join(words)}"
-            return
+        """End the programs."""
+        for program in self._programs.values():
+            await program.off()
 
 
 async def run_cases(cases: Iterable[Case], workers: int, report: Callable[[Verdict], None]) -> None:
