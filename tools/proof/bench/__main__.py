@@ -1,4 +1,4 @@
-"""Measure every area, print its tables, and write `bench.json`: commit, machine, versions, noise, figures.
+"""Measure every area, print its figures as a table, and write `bench.json`: commit, machine, versions, noise, figures.
 
 An area is a module in this package with a function `run(bench)`, which reports its figures to the Bench. If an area fails or
 takes too long, its error is printed, the other areas still run, and the exit status is 1. A figure that could not be measured
@@ -55,7 +55,7 @@ class TooLong(Exception):
 
 
 class Bench:
-    """Collects the figures of an area and prints its tables.
+    """Collects the figures of an area and prints them.
 
     Attributes:
         figures: name -> number, as they go into bench.json.
@@ -73,15 +73,14 @@ class Bench:
             raise ValueError(f"{name} is no name for a figure of {self._area}")
         self.figures[name] = round(value, 6) if isinstance(value, float) else value
 
-    def table(self, title: str, header: list[str], rows: list[list[object]]) -> None:
-        """Print a table; columns of numbers are right-aligned."""
-        text = [[shown(cell) if isinstance(cell, int | float) else str(cell) for cell in row] for row in rows]
-        right = (all(isinstance(row[column], int | float) for row in rows) for column in range(len(header)))
-        first, *others = command.columns([header, *text], "".join("<>"[to_right] for to_right in right))
-        print(f"\n{title}\n  {first}\n  " + "-" * max(map(len, [first, *others])))
-        for line in others:
-            print(f"  {line}")
-        sys.stdout.flush()
+    def table(self) -> None:
+        """Print the figures with their goals."""
+        rows = [["figure", "", "goal", ""]]
+        for name, value in self.figures.items():
+            goal = GOALS.get(name)
+            rows.append([name, shown(value), *((goal.text, goal.verdict(value)) if goal else ("", ""))])
+        first, *others = command.columns(rows, "<>><")
+        print("\n  ".join(["", first, "-" * max(map(len, [first, *others])), *others]), flush=True)
 
     def progress(self, text: str) -> None:
         """Show what is being measured now."""
@@ -165,6 +164,8 @@ def measure(area: str) -> tuple[dict[str, Any], dict[str, float]]:
         print(f"\n{area} could not be measured: {error}", file=sys.stderr)
         traceback.print_exc()
     told["seconds"] = round(time.monotonic() - started, 1)
+    if bench.figures:
+        bench.table()
     return told, bench.figures
 
 

@@ -6,16 +6,14 @@ board's clock is derived from them. In the emulator, programming and erasing fla
 board is slower. The USB interrupt is off during a measurement: the emulated host's polling would take a third of the cycles.
 
 The proxy needs no image: the user instructions of the same operations on a unix port, a 32-bit one if FLASHMQTT_MICROPYTHON32
-names it. The table shows the chip's cycles for each instruction of the proxy.
+names it. `cycles_each` is the chip's cycles for each instruction of the proxy.
 """
 
 from __future__ import annotations
 
 import ast
 import asyncio
-import importlib.metadata
 import os
-import re
 import shutil
 import statistics
 import tempfile
@@ -27,7 +25,7 @@ from flashmqtt.journal import journal
 from tools.deploy import build
 from tools.flashsim.pico import FLASH_BYTES, EmulatedPico
 from tools.proof.bench import figures
-from tools.proof.bench.codec import BIN, peer_path, ran
+from tools.proof.bench.codec import BIN, executed, peer_path
 
 if TYPE_CHECKING:
     from tools.proof.bench.__main__ import Bench
@@ -167,12 +165,8 @@ class Proxy:
         """Return the instructions of a run."""
         image = self._folder / "image"
         image.write_bytes(journal)
-        valgrind = ["valgrind", "--tool=cachegrind", "--cache-sim=no", "--cachegrind-out-file=/dev/null"]
         words = [self._interpreter, "-X", "heapsize=1M", str(DEVICE), case, str(count), str(image)]
-        counted = re.search(r"I\s+refs:\s+([\d,]+)", ran(valgrind + words, f".frozen:{self._folder / 'lib'}").stderr)
-        if counted is None:
-            raise RuntimeError("cachegrind printed no count")
-        return int(counted[1].replace(",", ""))
+        return executed(words, f".frozen:{self._folder / 'lib'}")
 
     def operation(self, case: str, count: int, journal: bytes) -> int:
         """Return the instructions of one operation."""
@@ -191,27 +185,19 @@ def run(bench: Bench) -> None:
         print("\nchip: no valgrind, so there is no proxy")
     chip = Chip(Path(uf2), files("armv6m")) if uf2 else None
     last = figures.committed()["figures"]
-    rows: list[list[object]] = []
     with tempfile.TemporaryDirectory() as scratch:
         proxy = Proxy(Path(scratch), os.environ.get("FLASHMQTT_MICROPYTHON32", ""))
         for name, (case, count, kind) in FIGURES.items():
             bench.progress(f"chip: {name}")
             journal = prepared(kind)
-            ms = figure_of(name, chip.measure(case, count, journal)) if chip else last.get(f"chip.{name}")
+            ms = last.get(f"chip.{name}")
             if chip:
+                ms = figure_of(name, chip.measure(case, count, journal))
                 bench.figure(f"chip.{name}", ms)
-            instructions = 0
             # Not for a sector change: one slow operation, lost in the difference of two runs.
             if has_valgrind and not name.startswith("sector_change"):
                 instructions = proxy.operation(case, count, journal)
-                bench.figure(f"proxy{proxy.bits}.{name.removesuffix('_ms')}.instructions", instructions)
-            each = round(ms * CYCLES_A_MS / instructions, 1) if ms and instructions else ""
-            rows.append([name, "" if ms is None else ms, instructions or "", each])
-    simple = importlib.metadata.version("micropython-umqtt.simple")
-    of = "this run" if chip else "the last run on an image"
-    bench.table(
-        f"chip: an emulated Pico at 125 MHz ({of}; flash and XIP misses free), and the proxy's user instructions "
-        f"({proxy.bits} bits); umqtt.simple {simple} from PyPI",
-        ["", "ms", "instructions", "cycles each"],
-        rows,
-    )
+                proxied = f"proxy{proxy.bits}.{name.removesuffix('_ms')}"
+                bench.figure(f"{proxied}.instructions", instructions)
+                if ms and instructions:
+                    bench.figure(f"{proxied}.cycles_each", round(ms * CYCLES_A_MS / instructions, 1))

@@ -54,12 +54,11 @@ def first_reading_s(directory: Path) -> float:
 def run(bench: Bench) -> None:
     """Measure."""
     if find_mosquitto() is None:
-        bench.table("deploy: not measured", ["needs"], [["mosquitto"]])
+        bench.progress("deploy: not measured: it needs mosquitto")
         return
     took = []
     for number in range(RUNS):
         with tempfile.TemporaryDirectory(prefix="flashmqtt-bench-") as scratch:
             took.append(first_reading_s(Path(scratch)))
         bench.progress(f"deploy: {number + 1}: {took[-1]:.1f} s")
-    bench.table("make deploy to a first reading, after a wrong broker", ["s"], [[seconds] for seconds in took])
     bench.figure("first_reading_s", sorted(took)[len(took) // 2])

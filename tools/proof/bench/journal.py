@@ -7,12 +7,17 @@ the data sheet of a W25Q16JV: 0.4 ms a page program, 45 ms an erase; reading at 
 from __future__ import annotations
 
 import tempfile
+from itertools import product
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from flashmqtt.flash.block import BlockRegion
 from flashmqtt.journal.journal import Journal
 from tools.flashsim.nor import NorFlash
 from tools.proof.bench.codec import BIN, module_path, ran
+
+if TYPE_CHECKING:
+    from tools.proof.bench.__main__ import Bench
 
 DEVICE = Path(__file__).parent / "on_board" / "journal.py"
 ENDURANCE = 100_000
@@ -43,8 +48,8 @@ def steady(
     return flash
 
 
-def recovery(sectors: int, part: float) -> tuple[int, float, int]:
-    """Return (bytes that a mount reads after a power cut, modelled ms with its writes, messages stored)."""
+def recovery(sectors: int, part: float) -> tuple[int, float]:
+    """Return (bytes that a mount reads after a power cut of a journal that is full to this part, modelled ms with its writes)."""
     flash = NorFlash(sectors * 4096)
     region = BlockRegion(flash)
     journal = Journal(region)
@@ -54,70 +59,35 @@ def recovery(sectors: int, part: float) -> tuple[int, float, int]:
         journal.mark(seq)
         journal.sync()
     flash.reset_counters()
-    mounted = Journal(region)
-    return flash.bytes_read, flash.typical_ms + flash.bytes_read / READ_BYTES_A_MS, mounted.next_seq - mounted.low
+    Journal(region)
+    return flash.bytes_read, flash.typical_ms + flash.bytes_read / READ_BYTES_A_MS
 
 
-def run(bench) -> None:
-    """Measure."""
-    rows: list[list[object]] = []
+def run(bench: Bench) -> None:
+    """Measure. A message has 100 bytes, if nothing else is stated, and is acknowledged in a window of 8."""
     for personality, qos in (("rp2", 1), ("rp2", 2), ("esp32", 1), ("esp32", 2)):
         bench.progress(f"journal: {personality}, QoS {qos}")
         flash = steady(personality, qos, MESSAGES)
-        programs, erases = flash.programs / MESSAGES, flash.erases / MESSAGES
-        ratio = flash.bytes_programmed / MESSAGES / 100
-        typical, worst = flash.typical_ms / MESSAGES, flash.worst_ms / MESSAGES
-        rows.append([personality, qos, round(programs, 3), round(erases, 4), round(ratio, 3), round(typical, 2), worst])
-        if personality == "rp2":
-            bench.figure(f"journal.qos{qos}.programs", programs)
-            bench.figure(f"journal.qos{qos}.erases", erases)
-        else:
-            bench.figure(f"journal.qos{qos}.bytes_ratio_esp32", ratio)
+        totals = {"programs": flash.programs, "erases": flash.erases, "bytes_ratio": flash.bytes_programmed / 100}
+        for what, total in {**totals, "typical_ms": flash.typical_ms, "worst_ms": flash.worst_ms}.items():
+            end = "" if personality == "rp2" else "_esp32"
+            bench.figure(f"journal.qos{qos}.{what}{end}", total / MESSAGES)
         if (personality, qos) == ("rp2", 1):
             bench.figure("journal.wear_spread", max(flash.erase_counts) - min(flash.erase_counts))
-            a_message = erases
-    bench.table(
-        "Journal: a message of 100 bytes, stored and acknowledged, window 8",
-        ["flash", "QoS", "programs", "erases", "bytes programmed / 100", "ms typical", "ms worst"],
-        rows,
-    )
-    rows = []
-    for length in (20, 100, 500):
-        for window in (1, 8, 32):
-            counted = []
-            for qos in (1, 2):
-                bench.progress(f"journal: {length} bytes, window {window}, QoS {qos}")
-                flash = steady("rp2", qos, MESSAGES // 4, window, length=length)
-                counted += [flash.programs / (MESSAGES // 4), flash.erases / (MESSAGES // 4)]
-                if (length, window) != (100, 8):
-                    bench.figure(f"journal.{length}_bytes.window_{window}.qos{qos}.programs", counted[-2])
-            rows.append([length, window, *(round(n, 3) for n in counted)])
-    bench.table(
-        "Journal: other lengths and windows, a message",
-        ["bytes", "window", "QoS 1: programs", "erases", "QoS 2: programs", "erases"],
-        rows,
-    )
-    rows = []
+    for length, window, qos in product((20, 100, 500), (1, 8, 32), (1, 2)):
+        if (length, window) != (100, 8):
+            bench.progress(f"journal: {length} bytes, window {window}, QoS {qos}")
+            flash = steady("rp2", qos, MESSAGES // 4, window, length=length)
+            for what, count in (("programs", flash.programs), ("erases", flash.erases)):
+                bench.figure(f"journal.{length}_bytes.window_{window}.qos{qos}.{what}", count / (MESSAGES // 4))
     for kilobytes in (64, 256, 1024):
-        years = kilobytes / 4 * ENDURANCE / a_message / SECONDS_A_YEAR
+        years = kilobytes / 4 * ENDURANCE / bench.figures["journal.qos1.erases"] / SECONDS_A_YEAR
         bench.figure(f"journal.years_1_per_s.{kilobytes}k", years)
-        rows.append([kilobytes, (kilobytes // 4 - 4) * 31, round(years, 1)])
-    bench.table(
-        "Journal: lifetime at one message a second (QoS 1)", ["KB", "messages of 100 bytes it holds", "years"], rows
-    )
-    rows = []
-    for sectors in (16, 64, 256):
-        for name, part in (("empty", 0.0), ("half full", 0.5), ("full", 1.0)):
-            bench.progress(f"journal: recovery of {sectors} sectors, {name}")
-            read, ms, waiting = recovery(sectors, part)
-            rows.append([sectors, name, waiting, read, round(ms, 1)])
-            if part == 0.5:
-                bench.figure(f"journal.recovery_bytes_read.{sectors}", read)
-    bench.table(
-        "Journal: recovery from a power cut",
-        ["sectors", "filled", "messages", "bytes read", "ms, with one erase"],
-        rows,
-    )
+    for sectors, (name, part) in product((16, 64, 256), (("_empty", 0.0), ("", 0.5), ("_full", 1.0))):
+        bench.progress(f"journal: recovery of {sectors} sectors{name.replace('_', ', ')}")
+        read, ms = recovery(sectors, part)
+        bench.figure(f"journal.recovery_bytes_read.{sectors}{name}", read)
+        bench.figure(f"journal.recovery_ms.{sectors}{name}", ms)
     bench.progress("journal: heap under MicroPython")
     for name, value in on_board().items():
         bench.figure(f"journal.{name}", value)

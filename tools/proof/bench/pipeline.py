@@ -44,7 +44,7 @@ def job(bench: Bench, kind: str, out: Path, landings: Sequence[object]) -> list[
         for line in process.stdout:
             if line.startswith(b"{"):
                 found.append(one := json.loads(line))
-                cost = f"{one['wall_s']:.1f} s, {one['cpu_s']:.1f} CPU s"
+                cost = f"{one['wall_s']:.1f} s, {one['cpu_s']:.1f} CPU s, {one['peak_bytes'] / 1e6:.0f} MB"
                 bench.progress(f"pipeline: {one['job']}, {one['rows']:,} readings: {cost}")
         if process.wait():
             complaints.seek(0)
@@ -125,22 +125,7 @@ def run(bench: Bench) -> None:
 
 
 def told(bench: Bench, measured: dict[str, list[dict[str, Any]]], starts: list[float]) -> None:
-    """Print the tables, check that the jobs agree, and record the figures."""
-    names = {
-        "whole": "flashmqtt, the whole run",
-        "duckdb": "DuckDB, the whole run",
-        "cold": "Spark, a batch, cold",
-        "warm": "Spark, a batch, warm",
-        "stream": "Spark, stream",
-    }
-    rows: list[list[object]] = []
-    for one in (one for kind, each in measured.items() if kind != "days" for one in each):
-        label = names[one["job"]] + (f", {one['batches']} batches" if "batches" in one else "")
-        per_s = one["rows"] / one["wall_s"]
-        rows.append([label, one["rows"], one["wall_s"], one["cpu_s"], per_s, one["peak_bytes"] / 1e6])
-    header = ["job", "readings", "wall s", "CPU s", "readings/s", "peak MB"]
-    bench.table("parse, de-duplicate, write, read back, audit, report", header, rows)
-    bench.table("from the start of a process to its first committed batch", ["s"], [[one] for one in starts])
+    """Check that the jobs agree, and record the figures."""
     whole, warm = measured["whole"][-1], [one for one in measured["spark"] if one["job"] == "warm"]
     streams = [one for one in measured["spark"] if one["job"] == "stream"]
     peer = measured["duckdb"][-1]
@@ -164,8 +149,6 @@ def told(bench: Bench, measured: dict[str, list[dict[str, Any]]], starts: list[f
     days: dict[int, list[float]] = {}
     for one in measured["days"]:
         days.setdefault(one["history"], []).append(one["cpu_s"])
-    header = ["days before", "CPU s, one more", "", ""]
-    bench.table("one more day: batch, verdict and report", header, [[history, *each] for history, each in days.items()])
     least = {history: min(each) for history, each in days.items()}  # noise only adds time
     for history, cpu_s in least.items():
         bench.figure(f"pipeline.day_after_{history}.cpu_s", cpu_s)

@@ -41,11 +41,6 @@ def run(bench: Bench) -> None:
     finally:
         shutil.rmtree(directory, ignore_errors=True)
     found["year"] = min(days, key=lambda one: one["cpu_s"])
-    rows = [
-        [name, one["rows"], one["wall_s"], one["cpu_s"], one["peak_bytes"] / 1e6, one["task_bytes"] / 1e6]
-        for name, one in found.items()
-    ]
-    bench.table("at the edges", ["", "readings", "wall s", "CPU s", "peak MB", "task MB"], rows)
     for name, one in found.items():
         if one["missing"]:
             raise RuntimeError(f"{one['missing']} missing in a fleet that misses none")

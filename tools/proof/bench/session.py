@@ -19,8 +19,9 @@ import tempfile
 import threading
 import time
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
+from tools import children
 from tools.bootstrap import ROOT
 from tools.broker import Broker, find_mosquitto, free_port
 from tools.proof.bench.codec import module_path
@@ -60,10 +61,9 @@ class Board:
     """A MicroPython process that measures one thing."""
 
     def __init__(self, path: str, name: str, port: int, what: str, count: int, qos: int, window: int = 16):
-        self._process = subprocess.Popen(
+        self._process: Any = children.popen(  # it ends with this process, also after a timeout
             [str(MICROPYTHON), "-X", "heapsize=8M", str(DEVICE), *map(str, (name, port, what, count, qos, window))],
             env={**os.environ, "MICROPYPATH": path},
-            stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -113,7 +113,7 @@ def publish_many(port: int, count: int, qos: int, at_once: int = 50) -> None:
 def run(bench) -> None:
     """Measure."""
     if find_mosquitto() is None or not MICROPYTHON.exists():
-        bench.table("Session: not measured", ["needs"], [["mosquitto and MicroPython"]])
+        bench.progress("session: not measured: it needs mosquitto and MicroPython")
         return
     with tempfile.TemporaryDirectory(prefix="flashmqtt-bench-") as name:
         directory = Path(name)
@@ -133,7 +133,6 @@ def run(bench) -> None:
 
 
 def _throughput(bench, port: int, path: str) -> None:
-    rows: list[list[object]] = []
     for delay_ms in (0, 20, 50):
         with Delayed(port, delay_ms / 2000) as link:
             # A delay of 0 measures the proxy too: straight to the broker instead.
@@ -147,22 +146,15 @@ def _throughput(bench, port: int, path: str) -> None:
             ):
                 bench.progress(f"session: {name}, QoS {qos}, {delay_ms} ms")
                 rates[name, qos] = Board(path, name, to, "send", count, qos).result()["per_s"]
+        for (client, qos), rate in rates.items():
+            name = {"flashmqtt-ram": "_ram", "umqtt.simple": "_umqtt_simple"}.get(client, "")
+            bench.figure(f"session.qos{qos}_{delay_ms}ms.per_s{name}", rate)
         simple = rates["umqtt.simple", 1]
-        rows += [[delay_ms, client, qos, round(rate), round(rate / simple, 1)] for (client, qos), rate in rates.items()]
-        ours, twice = rates["flashmqtt", 1], rates["flashmqtt", 2]
-        bench.figure(f"session.qos1_{delay_ms}ms.per_s", ours)
-        bench.figure(f"session.qos1_{delay_ms}ms.ratio_umqtt_simple", ours / simple)
-        bench.figure(f"session.qos2_{delay_ms}ms.per_s", twice)
-        bench.figure(f"session.qos2_{delay_ms}ms.ratio_umqtt_simple_qos1", twice / simple)
-    bench.table(
-        "Messages a second, acknowledged, window 16 (flashmqtt: stored in the journal)",
-        ["round trip ms", "client", "QoS", "messages/s", "times umqtt.simple"],
-        rows,
-    )
+        bench.figure(f"session.qos1_{delay_ms}ms.ratio_umqtt_simple", rates["flashmqtt", 1] / simple)
+        bench.figure(f"session.qos2_{delay_ms}ms.ratio_umqtt_simple_qos1", rates["flashmqtt", 2] / simple)
 
 
 def _cpu_and_heap(bench, port: int, path: str) -> None:
-    rows: list[list[object]] = []
     names = ("flashmqtt-ram", "umqtt.simple")
     for qos in (0, 1):
         # Long runs: a short burst of QoS 0 would end in the socket's buffer, and the clock of CPU time ticks in milliseconds.
@@ -188,29 +180,14 @@ def _cpu_and_heap(bench, port: int, path: str) -> None:
             name: Board(path, on, port, "heap", 100, qos, 8).result()
             for name, on in zip(names, ("flashmqtt", names[1]), strict=True)
         }
-        rows += [
-            [
-                name,
-                qos,
-                round(cpu[name], 1),
-                round(taken[name], 1),
-                round(heap[name]["heap_bytes"]),
-                heap[name]["writes"],
-            ]
-            for name in names
-        ]
         ours, simple = names
+        for name, end in ((ours, ""), (simple, "_umqtt_simple")):
+            bench.figure(f"session.publish_qos{qos}.cpu_us{end}", cpu[name])
+            bench.figure(f"session.receive_qos{qos}.cpu_us{end}", taken[name])
+            bench.figure(f"session.publish_qos{qos}.heap_bytes{end}", heap[name]["heap_bytes"])
+            bench.figure(f"session.publish_qos{qos}.writes{end}", heap[name]["writes"])
         bench.figure(f"session.publish_qos{qos}.cpu_ratio_umqtt_simple", cpu[ours] / cpu[simple])
         bench.figure(f"session.receive_qos{qos}.cpu_ratio_umqtt_simple", taken[ours] / taken[simple])
-        bench.figure(f"session.publish_qos{qos}.heap_bytes", heap[ours]["heap_bytes"])
-        bench.figure(f"session.publish_qos{qos}.heap_bytes_umqtt_simple", heap[simple]["heap_bytes"])
-        bench.figure(f"session.publish_qos{qos}.writes", heap[ours]["writes"])
-        bench.figure(f"session.publish_qos{qos}.writes_umqtt_simple", heap[simple]["writes"])
-    bench.table(
-        "CPU (us) and heap (bytes, 64-bit) a message; writes to the socket a publish; no flash",
-        ["client", "QoS", "CPU publish", "CPU receive", "heap publish", "writes"],
-        rows,
-    )
 
 
 class Flood:
@@ -260,8 +237,6 @@ def _receive_rate(bench, path: str) -> None:
     bench.figure("session.receive_qos0.per_s", best["flashmqtt-ram"])
     bench.figure("session.receive_qos0.per_s_umqtt_simple", best["umqtt.simple"])
     bench.figure("session.receive_qos0_asyncio.per_s", best["flashmqtt-aio"])
-    rows: list[list[object]] = [[name, round(rate)] for name, rate in best.items()]
-    bench.table("QoS 0 messages received a second, from a server that never waits", ["client", "messages/s"], rows)
 
 
 def _silence(bench, port: int, path: str) -> None:
@@ -298,5 +273,3 @@ def _resume(bench, directory: Path, path: str) -> None:
         bench.figure("session.resume_s", time.monotonic() - begin)
     finally:
         broker.stop()
-    names = ("session.silent_link_keepalives", "session.resume_s", "session.inbound_qos2_burst")
-    bench.table("After an outage, and in a burst", ["figure", ""], [[name, bench.figures[name]] for name in names])

@@ -29,26 +29,13 @@ def run(bench: Bench) -> None:
     bench.figure("size.mpy_bytes", blocking["mpy_bytes"])
     bench.figure("size.heap_import_bytes", blocking["heap_64"])
     bench.figure("size.umqtt_simple.mpy_bytes", len(simple))
-    rows: list[list[object]] = [
-        [BLOCKING, blocking["modules"], blocking["mpy_bytes"], blocking["heap_64"], ""],
-        ["umqtt.simple", 1, len(simple), "", ""],
-    ]
     bench.progress("size: programs against a broker")
     interpreter32, frozen32 = os.environ.get("FLASHMQTT_MICROPYTHON32", ""), os.environ.get("FLASHMQTT_FROZEN32", "")
     runs = ledger.programs(Path(interpreter32 or ledger.MICROPYTHON), "x86" if interpreter32 else "x64")
     for name, run in runs.items():
-        heap = run["heap"] + run["native_bytes"]
+        bench.figure(f"size.{name}.modules", len(run["modules"]))
         bench.figure(f"size.{name}.mpy_bytes", run["mpy_bytes"])
-        if interpreter32:
-            bench.figure(f"size.{name}.heap_32", heap)
-        rows.append([name, len(run["modules"]), run["mpy_bytes"], *(("", heap) if interpreter32 else (heap, ""))])
+        bench.figure(f"size.{name}.heap_{32 if interpreter32 else 64}", run["heap"] + run["native_bytes"])
         if frozen32:
             frozen = ledger.frozen_heap(Path(frozen32), ledger.plain_modules(name))
             bench.figure(f"size.{name}.frozen_heap_32", frozen)
-            rows.append([f"{name}, frozen", "", "", "", frozen])
-    bench.table(
-        "size: imports; and programs that ran against a broker, with recovery and machine code"
-        + ("" if interpreter32 else " (FLASHMQTT_MICROPYTHON32 names no 32-bit interpreter)"),
-        ["", "modules", ".mpy bytes", "heap, 64 bit", "heap, 32 bit"],
-        rows,
-    )

@@ -7,7 +7,6 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tools.proof.chain import ABSENCE
 from tools.proof.wakes import figures, sleep_and_wake
 
 if TYPE_CHECKING:
@@ -22,19 +21,6 @@ def run(bench: Bench) -> None:
         result = asyncio.run(sleep_and_wake(WAKES, Path(scratch)))
     if result.missing or result.repeated:
         raise RuntimeError(f"{result.missing} messages are missing, {result.repeated} came twice")
-    costs = figures(result)
-    messages = result.messages / WAKES
-    bench.table(
-        f"{WAKES} wakes, {result.faults[ABSENCE]} of them without a network; {messages:.1f} messages a wake, "
-        "none lost, none twice",
-        ["a wake's", "cost"],
-        [
-            ["bytes to the broker (median)", costs["bytes_up"]],
-            ["bytes from the broker (median)", costs["bytes_down"]],
-            ["page programs (mean)", costs["programs"]],
-            ["sector erases (mean)", costs["erases"]],
-        ],
-    )
-    for name, value in costs.items():
+    for name, value in figures(result).items():
         bench.figure(f"wakes.{name}", value)
-    bench.figure("wakes.messages", messages)
+    bench.figure("wakes.messages", result.messages / WAKES)
