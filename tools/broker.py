@@ -15,6 +15,7 @@ from pathlib import Path
 
 from tools import children
 from tools.bootstrap import find_mosquitto
+from tools.command import Failure
 
 START_DEADLINE_S = 60.0
 STOP_DEADLINE_S = 5.0
@@ -22,7 +23,7 @@ SAVE_DEADLINE_S = 60.0
 SAVE_RETRY_S = 0.3
 
 
-class BrokerFailed(Exception):
+class BrokerFailed(Failure):
     """The broker could not be started; the text says what to do."""
 
 

@@ -2,7 +2,7 @@
 
 parser.add_argument("--boards", type=number(int, 1, 100), default=10)
 ...
-sys.exit(ended(main, BrokerFailed, BoardFailed))
+sys.exit(ended(main))
 """
 
 from __future__ import annotations
@@ -145,15 +145,16 @@ def folder(text: str) -> Path:
 def ended(act: Callable[[], int], *failures: type[Exception], stopped: str = STOPPED) -> int:
     """Run a command; return its exit status.
 
-    The status is the one that `act` returns, 2 for `failures`, 130 for Ctrl-C and SIGTERM, and 141 if nobody reads the output
-    to its end (`| head`).
+    The status is the one that `act` returns, 2 for a Failure and for `failures`, 130 for Ctrl-C and SIGTERM, and 141 if nobody
+    reads the output to its end (`| head`).
 
     Args:
         act: does the work. It gets SIGTERM as KeyboardInterrupt, like Ctrl-C, so that its `with` and `finally` blocks run.
-        failures: errors with a cause outside the program, such as a wrong argument: only their text is printed.
+        failures: other errors with a cause outside the program, such as a wrong argument: only their text is printed.
         stopped: what is printed after Ctrl-C.
     """
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    reported: tuple[type[Exception], ...] = (Failure, *failures)
     try:
         status = act()
         sys.stdout.flush()
@@ -168,6 +169,6 @@ def ended(act: Callable[[], int], *failures: type[Exception], stopped: str = STO
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python flushes its standard output once more at its end
         return 141
-    except failures as failed:
+    except reported as failed:
         print(f"\n{failed}", file=sys.stderr)
         return 2

@@ -9,6 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tools.broker import Broker
+from tools.command import Failure
 from tools.proof import packets as p
 from tools.proof.proxy import Proxy
 from tools.proof.wire import __main__ as wire
@@ -231,7 +232,7 @@ def test_file_that_is_no_capture_is_refused(tmp_path):
     for content, text in ((b"\x0a\x0d\x0d\x0a" + b"\0" * 30, "editcap"), (b"hello", "neither a pcap")):
         path = tmp_path / "x"
         path.write_bytes(content)
-        with path.open("rb") as file, pytest.raises(capture.CaptureError, match=text):
+        with path.open("rb") as file, pytest.raises(Failure, match=text):
             list(capture.read(file, "x", [1883]))
 
 

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from flashmqtt import __version__
 from tools.bootstrap import ROOT
-from tools.command import ended, folder, number, report_line
+from tools.command import Failure, ended, folder, number, report_line
 from tools.deploy import build
 
 DEFINITION = ROOT / "boards" / "rp2" / "definition"
@@ -44,10 +44,6 @@ OPTIONAL = {
     "MICROPY_PY_NETWORK_WIZNET5K": "wiznet5k",
 }
 SHOWN_LINES = 25
-
-
-class ImageFailed(Exception):
-    """The image can't be built; the text says what is missing, and how to get it."""
 
 
 @dataclass(frozen=True)
@@ -131,15 +127,15 @@ def version(micropython: Path) -> tuple[int, int, int]:
     """Return the version of MicroPython's sources.
 
     Raises:
-        ImageFailed: the folder does not exist, or has no sources of MicroPython.
+        Failure: the folder does not exist, or has no sources of MicroPython.
     """
     if not micropython.is_dir():
-        raise ImageFailed(f"MICROPYTHON={micropython} is not a folder.")
+        raise Failure(f"MICROPYTHON={micropython} is not a folder.")
     header = micropython / "py" / "mpconfig.h"
     text = header.read_text() if header.is_file() else ""
     found = [re.search(rf"#define MICROPY_VERSION_{part} (\d+)", text) for part in ("MAJOR", "MINOR", "MICRO")]
     if not all(found):
-        raise ImageFailed(
+        raise Failure(
             f"MICROPYTHON={micropython} is not a checkout of MicroPython: it has no py/mpconfig.h with a version. "
             "Get one: git clone --branch v1.26.1 https://github.com/micropython/micropython"
         )
@@ -176,38 +172,38 @@ def check(wanted: Wanted) -> tuple[int, int, int]:
     """Check everything that the build needs; return MicroPython's version.
 
     Raises:
-        ImageFailed: something is missing or too old, or the options contradict each other.
+        Failure: something is missing or too old, or the options contradict each other.
     """
     found = version(wanted.micropython)
     if found[:2] < OLDEST:
-        raise ImageFailed(
+        raise Failure(
             f"MICROPYTHON={wanted.micropython} is version {'.'.join(map(str, found))}; "
             f"{OLDEST[0]}.{OLDEST[1]} or newer is needed."
         )
     if not (wanted.definition / "mpconfigboard.cmake").is_file():
-        raise ImageFailed(f"This MicroPython has no board {wanted.chip.name}: {wanted.definition} is missing.")
+        raise Failure(f"This MicroPython has no board {wanted.chip.name}: {wanted.definition} is missing.")
     if wanted.application and wanted.board not in build.BOARDS:
-        raise ImageFailed(
+        raise Failure(
             f"The application needs a board with a network: {', '.join(build.BOARDS)}. "
             f"BOARD={wanted.board} has none. Without APP=1 only the library is frozen."
         )
     if wanted.chip.port != "rp2" and (wanted.journal or wanted.romfs_kib):
         option = "JOURNAL=1" if wanted.journal else "ROMFS"
-        raise ImageFailed(
+        raise Failure(
             f"{option} is for boards of the rp2 port only. For an ESP32, edit the partition table: boards/esp32/definition."
         )
     for path, name in ((wanted.manifest, "MANIFEST"), (wanted.c_modules, "USER_C_MODULES")):
         if path is not None and not path.exists():
-            raise ImageFailed(f"{name}={path}: no such file.")
+            raise Failure(f"{name}={path}: no such file.")
     tools = ("make", "gcc", "cmake", "arm-none-eabi-gcc") if wanted.chip.port == "rp2" else ("make", "gcc", "idf.py")
     absent = [f"{tool} ({TOOLS[tool]})" for tool in tools if shutil.which(tool) is None]
     if absent:
-        raise ImageFailed(f"The toolchain is incomplete. Not found: {'; '.join(absent)}.")
+        raise Failure(f"The toolchain is incomplete. Not found: {'; '.join(absent)}.")
     lacking = missing(wanted)
     if lacking:
         names = ", ".join(f"lib/{name}" for name in lacking)
         without = " NODRIVERS=1 builds without micropython-lib." if "micropython-lib" in lacking else ""
-        raise ImageFailed(
+        raise Failure(
             f"{wanted.chip.name} needs sources that {wanted.micropython} does not have: {names}. In a git checkout: "
             f"make -C {wanted.port} BOARD={wanted.chip.name} submodules. Debian's source package of MicroPython does not have "
             f"them.{without}"
@@ -276,7 +272,7 @@ def run(command: list[str], environment: dict[str, str], log: Path) -> None:
     """Run a step of the build; its output goes to the log.
 
     Raises:
-        ImageFailed: the step failed.
+        Failure: the step failed.
     """
     with log.open("ab") as file:
         file.write(f"$ {' '.join(command)}\n".encode())
@@ -284,14 +280,14 @@ def run(command: list[str], environment: dict[str, str], log: Path) -> None:
         ran = subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, stdout=file, stderr=file, check=False)
     if ran.returncode:
         last = "\n".join("    " + line for line in log.read_text(errors="replace").splitlines()[-SHOWN_LINES:])
-        raise ImageFailed(f"The build failed. The log is {os.path.relpath(log)}; its last lines:\n{last}")
+        raise Failure(f"The build failed. The log is {os.path.relpath(log)}; its last lines:\n{last}")
 
 
 def built(wanted: Wanted, jobs: int) -> Path:
     """Build the image; return its path.
 
     Raises:
-        ImageFailed: something is missing, or the build failed.
+        Failure: something is missing, or the build failed.
     """
     found = check(wanted)
     target = wanted.output.resolve() / wanted.board
@@ -330,7 +326,7 @@ def built(wanted: Wanted, jobs: int) -> Path:
     made = target / "port" / wanted.chip.products[0]
     code = target / "port" / wanted.chip.products[1]
     if not made.is_file():
-        raise ImageFailed(f"The build succeeded, but {made} does not exist. See {os.path.relpath(log)}.")
+        raise Failure(f"The build succeeded, but {made} does not exist. See {os.path.relpath(log)}.")
     report_line(
         "built", f"{os.path.relpath(made)}, {made.stat().st_size:,} bytes; {code.stat().st_size:,} bytes of flash"
     )
@@ -423,9 +419,9 @@ def main(argv: list[str] | None = None) -> int:
 
     def act() -> int:
         if arguments.board not in CHIPS:
-            raise ImageFailed(f"BOARD={arguments.board} is unknown; known boards: {', '.join(CHIPS)}.")
+            raise Failure(f"BOARD={arguments.board} is unknown; known boards: {', '.join(CHIPS)}.")
         if not arguments.micropython:
-            raise ImageFailed("MICROPYTHON=path is missing: the folder with MicroPython's sources.")
+            raise Failure("MICROPYTHON=path is missing: the folder with MicroPython's sources.")
         wanted = Wanted(
             board=arguments.board,
             micropython=Path(arguments.micropython).expanduser().resolve(),
@@ -440,7 +436,7 @@ def main(argv: list[str] | None = None) -> int:
         report_heap(wanted, built(wanted, arguments.jobs))
         return 0
 
-    return ended(act, ImageFailed, stopped="stopped; the next run continues with what was built")
+    return ended(act, stopped="stopped; the next run continues with what was built")
 
 
 if __name__ == "__main__":

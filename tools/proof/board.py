@@ -16,6 +16,7 @@ from pathlib import Path
 from flashmqtt.flash.ram import RamRegion
 from flashmqtt.journal.journal import Journal
 from tools.children import Child, tail
+from tools.command import Failure
 from tools.flashsim.tear import tear
 from tools.virtual_board.image import build
 
@@ -24,7 +25,7 @@ PAGE_BYTES = 256
 SECTOR_BYTES = 4096
 
 
-class BoardFailed(Exception):
+class BoardFailed(Failure):
     """The board's program ended with an error; the text has the end of its console."""
 
 

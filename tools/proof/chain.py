@@ -6,8 +6,11 @@ soak`, `tools.proof.wakes`). The chain starts and ends the programs, applies the
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import contextlib
+import json
+import os
 import random
 import sys
 import time
@@ -20,6 +23,9 @@ from typing import Any
 from tools.bootstrap import ROOT
 from tools.broker import Broker
 from tools.children import Child
+from tools.command import Failure, folder, number
+from tools.landing.segments import find_segments
+from tools.pipeline import run as pipeline
 from tools.proof.board import VirtualBoard
 from tools.proof.proxy import Proxy
 
@@ -37,10 +43,6 @@ FLASH_TIME = 5.0
 POLL_S = 0.005
 POWER, LINK, SILENCE, ABSENCE = "power cut", "link cut", "silence", "absence"
 BROKER, COLLECTOR, COLLECTOR_LINK = "broker kill", "collector kill", "collector link cut"
-
-
-class CollectorFailed(Exception):
-    """The collector did not start; the text holds the end of its log."""
 
 
 class Collector:
@@ -85,13 +87,13 @@ class Collector:
         """Start it and wait until it is subscribed, so that no message is published before.
 
         Raises:
-            CollectorFailed: see the class.
+            Failure: it does not; the text has the end of its log.
         """
         await self.launch()
         deadline = time.monotonic() + self._start_s
         while not self.subscribed:
             if not self._child.running or time.monotonic() > deadline:
-                raise CollectorFailed(f"The collector did not start. Its log, {self._log}:\n{self._child.logged()}")
+                raise Failure(f"The collector did not start. Its log, {self._log}:\n{self._child.logged()}")
             await asyncio.sleep(0.05)
 
     async def kill(self, alone: bool) -> None:
@@ -125,13 +127,52 @@ class Collector:
         """Start it, wait until nothing arrives any more, let it seal everything, and end it.
 
         Raises:
-            CollectorFailed: it did not start, or ended with an error.
+            Failure: it did not start, or ended with an error.
         """
         await self.start()
         await self.quiet()
         await self.stop()
         if self._child.status:
-            raise CollectorFailed(f"The collector failed. Its log, {self._log}:\n{self._child.logged()}")
+            raise Failure(f"The collector failed. Its log, {self._log}:\n{self._child.logged()}")
+
+
+def command_line(name: str, doc: str, folder_name: str, interval_ms: int) -> argparse.ArgumentParser:
+    """Return a parser with the arguments of every run of the chain that goes on to the tables."""
+    parser = argparse.ArgumentParser(prog=f"python -m tools.proof.{name}", description=doc.splitlines()[0])
+    parser.add_argument(
+        "--interval-ms", type=number(int, 10, 60_000), default=interval_ms, help="between two samples of a sensor"
+    )
+    parser.add_argument(
+        "--seed",
+        type=int,
+        default=int.from_bytes(os.urandom(4), "big"),
+        help="draw the same faults as an earlier run; their moments still vary",
+    )
+    parser.add_argument(
+        "--output",
+        type=folder,
+        default=ROOT / "runs" / time.strftime(folder_name),
+        help="folder of all files; default: a new folder below runs/",
+    )
+    return parser
+
+
+def to_tables(directory: Path, stats: RunStats, who: str, *options: str) -> int:
+    """Print the counts; let the pipeline read the landing and audit it; return the pipeline's status. `who` stored the messages.
+
+    Args:
+        directory: of the run; it gets `expected.json` and `tables`.
+        stats: the counts.
+        who: in the printed counts.
+        options: more of the pipeline's.
+    """
+    expected = directory / "expected.json"
+    expected.write_text(json.dumps(stats.expected, indent=2) + "\n")
+    print("\n".join(stats.summary_lines(who)), flush=True)
+    landing = directory / "collector" / "landing"
+    print(f"pipeline   Spark reads {len(find_segments(landing))} segments", flush=True)
+    paths = ("--landing", str(landing), "--out", str(directory / "tables"), "--expected", str(expected))
+    return pipeline.main([*paths, *options])
 
 
 class BoardProxy(Proxy):
@@ -299,7 +340,7 @@ class Chain:
             power_on: start the boards.
 
         Raises:
-            BrokerFailed, CollectorFailed: the broker or the collector did not start.
+            Failure: the broker or the collector did not start.
         """
         async with contextlib.AsyncExitStack() as stack:
             stack.enter_context(self.broker)
@@ -310,12 +351,12 @@ class Chain:
                 self._directory / "collector", self.collector_proxy.port, self._collector_start_s
             )
             stack.push_async_callback(self.collector.stop)
-            for folder, name in folders:
+            for within, name in folders:
                 file = self._directory / "captures" / f"{name}.jsonl" if capture else None
                 proxy = BoardProxy(self.broker.port, self.rng, file)
                 stack.push_async_callback(proxy.stop)
                 await proxy.start()
-                place = self._directory / folder
+                place = self._directory / within
                 board = VirtualBoard(place, name, proxy.port, settings, flash_kib * 1024, flash_time)
                 stack.push_async_callback(board.stop)
                 self.boards.append(board)

@@ -24,11 +24,11 @@ import paho.mqtt.client as paho
 import pyarrow.parquet as pq
 from paho.mqtt.enums import CallbackAPIVersion
 
-from tools.broker import Broker, BrokerFailed
+from tools.broker import Broker
 from tools.command import ended, number, progress_bar
 from tools.landing.segments import find_segments
 from tools.proof import counts
-from tools.proof.chain import Collector, CollectorFailed
+from tools.proof.chain import Collector
 
 CONFIGURATION = "max_inflight_messages 2000\nautosave_on_changes false\nautosave_interval 1800\nlog_type none"
 SEGMENTS = ("--segment-rows", "700", "--segment-seconds", "0.7")
@@ -184,7 +184,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--kills", type=number(int, 1), default=100)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 30))
     arguments = parser.parse_args(argv)
-    return ended(lambda: run(arguments), BrokerFailed, CollectorFailed)
+    return ended(lambda: run(arguments))
 
 
 if __name__ == "__main__":

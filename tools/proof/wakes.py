@@ -19,9 +19,9 @@ import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tools.broker import Broker, BrokerFailed
+from tools.broker import Broker
 from tools.command import ended, number, progress_bar
-from tools.proof.chain import ABSENCE, POWER, Chain, CollectorFailed, RunStats
+from tools.proof.chain import ABSENCE, POWER, Chain, RunStats
 from tools.proof.soak import judge
 
 DEVICE = "sleeper-1"
@@ -153,7 +153,7 @@ def main(argv: list[str] | None = None) -> int:
         "--cuts", type=number(float, 0, 1), default=0.0, help="share of the wakes in which the power is cut"
     )
     arguments = parser.parse_args(argv)
-    return ended(lambda: run(arguments), BrokerFailed, CollectorFailed)
+    return ended(lambda: run(arguments))
 
 
 if __name__ == "__main__":

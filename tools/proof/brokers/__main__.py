@@ -123,7 +123,7 @@ def _run_kind(
 def main(argv: list[str] | None = None) -> int:
     """Read the command line and run; return the exit status."""
     arguments = parse(argv)
-    return ended(lambda: run(arguments), BrokerFailed)
+    return ended(lambda: run(arguments))
 
 
 if __name__ == "__main__":

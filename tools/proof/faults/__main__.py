@@ -20,7 +20,6 @@ from typing import Any
 
 from tqdm import tqdm
 
-from tools.broker import BrokerFailed
 from tools.command import ended, number, progress_bar
 from tools.proof import counts
 from tools.proof.faults.suites import FULL, HOSTILE, RUN, SHORT, Suite, find, power
@@ -144,7 +143,7 @@ def run(arguments: argparse.Namespace) -> int:
 def main(argv: list[str] | None = None) -> int:
     """Read the command line and run; return the exit status."""
     arguments = parse(argv)
-    return ended(lambda: run(arguments), BrokerFailed)
+    return ended(lambda: run(arguments))
 
 
 if __name__ == "__main__":

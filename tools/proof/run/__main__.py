@@ -15,24 +15,17 @@ import time
 from collections.abc import Coroutine
 from pathlib import Path
 
-from tools.bootstrap import ROOT
-from tools.broker import Broker, BrokerFailed
-from tools.command import ended, folder, number, progress_bar
-from tools.landing.segments import find_segments
+from tools.broker import Broker
+from tools.command import Failure, ended, number, progress_bar
 from tools.pipeline import java
-from tools.pipeline import run as pipeline
-from tools.proof.board import BoardFailed, VirtualBoard
-from tools.proof.chain import COLLECTOR, LINK, LONGEST_PAUSE_S, POWER, Chain, CollectorFailed, RunStats, until
+from tools.proof.board import VirtualBoard
+from tools.proof.chain import COLLECTOR, LINK, LONGEST_PAUSE_S, POWER, Chain, RunStats, command_line, to_tables, until
 from tools.proof.run import chaos
 
 DEVICE = "virtual-1"
 INTERVAL_MS = 40
 STALLED_S = 120
 AMQTT_WARNING = "amqtt loses QoS 2 messages in flight when a link is cut. Install mosquitto for a run without losses."
-
-
-class RunFailed(Exception):
-    """The run can't continue; the text says why."""
 
 
 async def run_chain(arguments: argparse.Namespace, directory: Path) -> RunStats:
@@ -69,7 +62,7 @@ async def unless_stalled(running: Coroutine[None, None, None], board: VirtualBoa
     """Wait for a coroutine, as long as the board makes progress, however slow the machine is.
 
     Raises:
-        RunFailed: no progress for STALLED_S.
+        Failure: no progress for STALLED_S.
     """
     task = asyncio.ensure_future(running)
     seen, since = progressed(board), time.monotonic()
@@ -79,7 +72,7 @@ async def unless_stalled(running: Coroutine[None, None, None], board: VirtualBoa
             if progressed(board) != seen:
                 seen, since = progressed(board), time.monotonic()
             elif time.monotonic() - since > STALLED_S:
-                raise RunFailed(f"The board has stored and delivered nothing for {STALLED_S} s. See {board.console}.")
+                raise Failure(f"The board has stored and delivered nothing for {STALLED_S} s. See {board.console}.")
         await task
     finally:
         task.cancel()
@@ -129,7 +122,7 @@ async def apply_faults(arguments: argparse.Namespace, chain: Chain) -> None:
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
     """Return the arguments of the command line."""
-    parser = argparse.ArgumentParser(prog="python -m tools.proof.run", description=__doc__.splitlines()[0])
+    parser = command_line("run", __doc__, "%Y%m%d-%H%M%S", INTERVAL_MS)
     parser.add_argument(
         "--readings", type=number(int, 1), default=1000, help="messages to publish, each with a reading of every sensor"
     )
@@ -137,48 +130,26 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--link-cuts", type=number(int, 0), default=10, help="cuts of the network connection")
     parser.add_argument("--collector-kills", type=number(int, 0), default=3, help="times the collector is killed")
     parser.add_argument(
-        "--interval-ms", type=number(int, 10, 60_000), default=INTERVAL_MS, help="between two samples of a sensor"
-    )
-    parser.add_argument(
         "--flash-kib", type=number(int, 16), default=64, help="size of the simulated flash, a multiple of 4"
     )
-    parser.add_argument(
-        "--seed", type=int, default=None, help="draw the same faults as an earlier run; their moments still vary"
-    )
     parser.add_argument("--broker", choices=("auto", "mosquitto", "amqtt"), default="auto")
-    parser.add_argument(
-        "--port", type=number(int, 1, 65535), default=None, help="the broker's port; default: a free one"
-    )
-    parser.add_argument(
-        "--output", type=folder, default=None, help="folder of all files; default: a new folder below runs/"
-    )
+    parser.add_argument("--port", type=number(int, 1, 65535), help="the broker's port; default: a free one")
     arguments = parser.parse_args(argv)
     if arguments.flash_kib % 4:
         parser.error(
             f"argument --flash-kib: it has to be a multiple of 4 (a sector is 4 KB), not {arguments.flash_kib}"
         )
-    if arguments.seed is None:
-        arguments.seed = int.from_bytes(os.urandom(4), "big")
     return arguments
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the chain, the pipeline and the audit; return the exit status."""
-    directory = arguments.output or ROOT / "runs" / time.strftime("%Y%m%d-%H%M%S")
+    directory = arguments.output
     directory.mkdir(parents=True, exist_ok=True)
     java.find_java()
     stats = asyncio.run(run_chain(arguments, directory))
-    (directory / "expected.json").write_text(json.dumps(stats.expected, indent=2) + "\n")
     (directory / "run.json").write_text(json.dumps(stats.counted(), indent=2) + "\n")
-    print("\n".join(stats.summary_lines("board")), flush=True)
-    landing = directory / "collector" / "landing"
-    print(f"pipeline   Spark reads {len(find_segments(landing))} segments", flush=True)
-    status = pipeline.main(
-        [
-            *("--landing", str(landing), "--out", str(directory / "tables")),
-            *("--expected", str(directory / "expected.json")),
-        ]
-    )
+    status = to_tables(directory, stats, "board")
     print(
         f"written    {os.path.relpath(directory)}: tables/ (Parquet, report.html), board/console.log, collector/, broker/, "
         "captures/ (for make wire-audit), run.json",
@@ -190,7 +161,7 @@ def run(arguments: argparse.Namespace) -> int:
 def main(argv: list[str] | None = None) -> int:
     """Read the command line and run; return the exit status."""
     arguments = parse(argv)
-    return ended(lambda: run(arguments), RunFailed, BrokerFailed, BoardFailed, CollectorFailed, java.JavaNotFound)
+    return ended(lambda: run(arguments))
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from pathlib import Path
 import psutil  # type: ignore[import-untyped]
 
 from tools.broker import Broker
-from tools.command import progress_bar
+from tools.command import Failure, progress_bar
 from tools.proof.board import VirtualBoard
 from tools.proof.chain import (
     ABSENCE,
@@ -45,10 +45,6 @@ KEEP_ALIVE_S = 5
 SAMPLES = 600  # about so many over the whole soak
 SHORTEST_SAMPLE_S = 0.5
 BAR = "{l_bar}{bar}| {n_fmt}/{total_fmt} s{postfix}"
-
-
-class SoakFailed(Exception):
-    """The soak can't continue; the text says why."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +104,7 @@ class Fleet:
         """Run the soak; return the counts.
 
         Raises:
-            BrokerFailed, BoardFailed, CollectorFailed, SoakFailed: a program failed, or not all was delivered in time.
+            Failure: a program failed, or not all was delivered in time.
         """
         settings, chain = self.settings, self._chain
         width = len(str(settings.boards))
@@ -219,7 +215,7 @@ class Fleet:
                     await board.finished()
         except TimeoutError:
             left = [f"{board.device} ({board.progress.waiting} waiting)" for board in boards if board.running]
-            raise SoakFailed(
+            raise Failure(
                 f"Not delivered {self.settings.drain_s:.0f} s after the last fault: {', '.join(left)}."
             ) from None
         await self._chain.collector.quiet()

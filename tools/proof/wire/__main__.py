@@ -15,7 +15,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tools.command import ended, folder, number
+from tools.command import Failure, ended, folder, number
 from tools.proof.wire import capture, flows
 
 PACKETS = pa.schema(
@@ -49,13 +49,11 @@ def pieces(captures: Path, ports: list[int]) -> Iterator[capture.Piece]:
     """Yield the pieces of all capture files below a directory.
 
     Raises:
-        CaptureError: there are no files, or a file is no capture.
+        Failure: there are no files, or a file is no capture.
     """
     files = [path for path in sorted(captures.rglob("*")) if path.is_file() and not path.name.startswith(".")]
     if not files:
-        raise capture.CaptureError(
-            f"{captures}: there are no captures. Make one: tcpdump -i any -w capture.pcap port 1883"
-        )
+        raise Failure(f"{captures}: there are no captures. Make one: tcpdump -i any -w capture.pcap port 1883")
     for path in files:
         with path.open("rb") as file:
             yield from capture.read(file, str(path), ports)
@@ -97,7 +95,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"  {len(tables['packets']):,} packets, {len(broken)} violations; tables in {options.out}")
         return 1 if broken else 0
 
-    return ended(audited, capture.CaptureError, stopped="stopped")
+    return ended(audited, stopped="stopped")
 
 
 if __name__ == "__main__":

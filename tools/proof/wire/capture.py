@@ -14,14 +14,12 @@ import struct
 from collections.abc import Iterable, Iterator
 from typing import BinaryIO, NamedTuple
 
+from tools.command import Failure
+
 UP, DOWN = "up", "down"
 SYN = 2
 ETHERNET, RAW, NULL, COOKED, COOKED2 = 1, 101, 0, 113, 276
 RAW_TYPES = {RAW, 12, 14, 228, 229}
-
-
-class CaptureError(Exception):
-    """A file can't be read as a capture; the text says what to do."""
 
 
 class Piece(NamedTuple):
@@ -39,19 +37,19 @@ def read(file: BinaryIO, name: str, ports: Iterable[int]) -> Iterator[Piece]:
     """Yield the pieces of a capture file to or from a broker's ports.
 
     Raises:
-        CaptureError: the file is neither pcap nor JSON lines.
+        Failure: the file is neither pcap nor JSON lines.
     """
     head = file.read(24)
     magic = head[:4]
     if magic == b"\x0a\x0d\x0d\x0a":
-        raise CaptureError(f"{name} is pcapng: convert it, `editcap -F pcap {name} {name}.pcap`")
+        raise Failure(f"{name} is pcapng: convert it, `editcap -F pcap {name} {name}.pcap`")
     if head[:1] == b"{":
         yield from _read_json(head + file.read())
         return
     kinds = {b"\xd4\xc3\xb2\xa1": ("<", 1), b"\xa1\xb2\xc3\xd4": (">", 1), b"\x4d\x3c\xb2\xa1": ("<", 1000)}
     kinds[b"\xa1\xb2\x3c\x4d"] = (">", 1000)
     if magic not in kinds or len(head) < 24:
-        raise CaptureError(f"{name} is neither a pcap file nor a capture of the proxy")
+        raise Failure(f"{name} is neither a pcap file nor a capture of the proxy")
     order, per_us = kinds[magic]
     link = struct.unpack(order + "I", head[20:24])[0] & 0x0FFFFFFF
     wanted = frozenset(ports)
