@@ -28,6 +28,8 @@ from tools.command import folder
 from tools.flashsim.tear import tear
 
 BOARDS = ("pico_w", "pico2_w", "w5500_evb_pico", "esp32", "esp32_s3", "esp32_c3")
+MICROPYTHON = Path(sys.executable).parent / "micropython"
+POWER_ON_PY = Path(__file__).resolve().parent / "power_on.py"
 HEAP = "512K"  # a word is twice as long as on a board, and the heap also has the simulated chip
 POWER_ON, WATCHDOG_RESET = 1, 3
 CTRL_C = b"\x03"
@@ -47,6 +49,7 @@ class Device:
         board: "rp2" (a Pico W), or another of `power_on.BOARDS`.
         wifi: "network:password" that the radio finds.
         environment: further variables for the board's process (FLASHMQTT_HASTE, FLASHMQTT_FLASH_TIME, ...).
+        micropython, heap: the interpreter, and the size of its heap, if not the usual ones.
 
     Attributes:
         path: the serial port's path, for mpremote.
@@ -55,8 +58,17 @@ class Device:
         heard: the number of bytes received through the port.
     """
 
-    def __init__(self, directory: Path, board: str = "rp2", wifi: str = "", environment: dict[str, str] | None = None):
+    def __init__(
+        self,
+        directory: Path,
+        board: str = "rp2",
+        wifi: str = "",
+        environment: dict[str, str] | None = None,
+        micropython: Path = MICROPYTHON,
+        heap: str = "",
+    ):
         self.directory = directory
+        self._command = [str(micropython), "-X", f"heapsize={heap or HEAP}", "-i", str(POWER_ON_PY)]
         self.resets: list[str] = []
         self.started_at = 0
         self.heard = 0
@@ -147,10 +159,7 @@ class Device:
         _make_raw(slave)
         environment = {**self._environment, **({"FLASHMQTT_RAW": "1"} if self._raw else {})}
         self._process = subprocess.Popen(
-            [
-                *(str(Path(sys.executable).parent / "micropython"), "-X", f"heapsize={HEAP}", "-i"),
-                str(Path(__file__).resolve().parent / "power_on.py"),
-            ],
+            self._command,
             cwd=self.directory,
             env=environment,
             stdin=slave,

@@ -23,11 +23,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tools.bootstrap import ROOT
-from tools.broker import Broker, BrokerFailed
+from tools.broker import Broker
 from tools.command import ended
 from tools.deploy import build
+from tools.flashsim.pico import littlefs_image
 from tools.proof.bench import figures as documents
 from tools.proof.bench.figures import LEDGER
+from tools.virtual_board.device import Device
 
 MICROPYTHON = Path(sys.executable).parent / "micropython"
 BOARD = "armv6m"
@@ -234,41 +236,27 @@ def free_while_running(interpreter: Path, march: str, log: bool = True) -> int:
         }
         files = {path.strip("/"): content for path, content in build.image("pico_w", march).items()}
         files |= {"config.json": json.dumps(config).encode(), "boot.py": _BOOT.encode()}
-        base = _run_board(interpreter, Path(scratch), files, "1M", lambda printed: b"base " in printed)
-        taken = int(base.split(b"base ")[1].split()[0])
-        printed = _run_board(interpreter, Path(scratch), files, str(PICO_HEAP + taken), lambda printed: len(heard) > 3)
+        image = littlefs_image(files, 848 * 1024)
+        with _board(interpreter, Path(scratch) / "base", image, "1M") as board:
+            board.wait_for(b"base ", RUNNING_S)
+            board.wait_for(b"\n", RUNNING_S, board.console.index(b"base "))
+            taken = int(board.console.split(b"base ")[1].split()[0])
+        with _board(interpreter, Path(scratch) / "board", image, str(PICO_HEAP + taken)) as board:
+            deadline = time.monotonic() + RUNNING_S
+            while len(heard) < 4 and time.monotonic() < deadline:
+                time.sleep(0.1)
         listener.disconnect()
         listener.loop_stop()
     if not heard:
-        raise RuntimeError(f"the application did not report: {printed.decode('utf-8', 'replace')[-800:]}")
+        raise RuntimeError(f"the application did not report: {board.console.decode('utf-8', 'replace')[-800:]}")
     return min(heard)
 
 
-def _run_board(interpreter: Path, folder: Path, files: dict[str, bytes], heap: str, enough) -> bytes:
-    """Run a virtual Pico W with these files until it printed enough; return what it printed."""
-    from tools.flashsim.pico import littlefs_image
-
-    (folder / "flash.bin").write_bytes(littlefs_image(files, 848 * 1024))
-    (folder / "wires.bin").write_bytes(bytes([1]) + bytes(11))
-    environment = {"MICROPYPATH": f"{ROOT}:{ROOT / 'firmware'}", "FLASHMQTT_BOARD": "rp2", "FLASHMQTT_WIFI": "home:"}
-    with (folder / "console").open("w+b") as console:
-        process = subprocess.Popen(
-            [str(interpreter), "-X", f"heapsize={heap}", str(ROOT / "tools/virtual_board/power_on.py")],
-            cwd=folder,
-            env={**os.environ, **environment, "FLASHMQTT_FLASH_TIME": "0"},
-            stdin=subprocess.DEVNULL,
-            stdout=console,
-            stderr=subprocess.STDOUT,
-        )
-        deadline = time.monotonic() + RUNNING_S
-        while process.poll() is None and time.monotonic() < deadline:
-            if enough((folder / "console").read_bytes()):
-                break
-            time.sleep(0.1)
-        process.kill()
-        process.wait()
-        console.seek(0)
-        return console.read()
+def _board(interpreter: Path, folder: Path, image: bytes, heap: str) -> Device:
+    """Return a virtual Pico W with this content of its flash."""
+    folder.mkdir()
+    (folder / "flash.bin").write_bytes(image)
+    return Device(folder, wifi="home:", micropython=interpreter, heap=heap)
 
 
 def measured(interpreter32: Path | None) -> dict:
@@ -386,4 +374,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(ended(main, BrokerFailed, OSError))
+    sys.exit(ended(main, OSError))
