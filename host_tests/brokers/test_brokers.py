@@ -73,6 +73,7 @@ def test_client_meets_its_obligations(case, verdicts):
 # --- the judge -------------------------------------------------------------------------------------------------
 
 HELLO = [(UP, p.connect("b", clean=False)), (DOWN, p.connack())]
+AGAIN = [HELLO[0], (DOWN, p.connack(4, 1))]  # the session is there
 IN = Message(1, 2, 60, acknowledged=True)
 OUT = Message(101, 2, 60)
 
@@ -106,6 +107,9 @@ TWICE = [body(101, 60)] * 2
         (observed(DOWN_FLOW, **INBOUND), "in: not handed over", ""),
         (observed(DOWN_FLOW[:2], **INBOUND), "", "in: no PUBREL follows PUBREC"),
         (observed(DOWN_FLOW[:1], **INBOUND), "in: not handed over", ""),
+        (observed([*DOWN_FLOW[:1], *AGAIN], **INBOUND), "", "in: not sent again, though it had no answer"),
+        (observed([*DOWN_FLOW[:1], *AGAIN, (DOWN, pub(1, 2, 7, dup=True))], **INBOUND), "in: not handed over", ""),
+        (observed([*DOWN_FLOW, *AGAIN], **INBOUND), "in: not handed over", ""),
         (observed(DOWN_FLOW, oversize=[60], **INBOUND), "", ""),
         (observed(DOWN_FLOW, oversize=[61], **INBOUND), "in: not handed over", ""),
         (observed(DOWN_FLOW, got=[got(1)] * 2, **INBOUND), "in: handed over twice at QoS 2", ""),

@@ -112,6 +112,9 @@ class _Wire:
     finished_out: set[int] = field(default_factory=set)  # the broker acknowledged it finally
     unanswered: set[int] = field(default_factory=set)  # the last PUBLISH or PUBREL of it had no answer
     unanswered_in: set[int] = field(default_factory=set)  # the client left it without PUBACK, PUBREC or PUBCOMP
+    unrepeated: set[int] = field(
+        default_factory=set
+    )  # it had no answer on a connection, and did not come on a later one
     unreleased: set[int] = field(default_factory=set)  # the client sent PUBREC, and no PUBREL followed
     raised: set[int] = field(default_factory=set)  # came at a higher QoS than it was published with
     puback_for_2: set[int] = field(default_factory=set)
@@ -134,6 +137,7 @@ def read_wire(trace: list[Seen], level: int, expected: dict[int, Message], prefi
     out_phase: dict[int, str] = {}  # number -> what it waits for
     in_phase: dict[int, int] = {}  # packet id -> number of the message for which the broker awaits an answer
     in_open: dict[int, int] = {}  # the broker's QoS 2 flows: packet id -> number, until PUBREL
+    asked: set[int] = set()  # numbers for which the broker awaits PUBACK or PUBREC on this connection
     requests: dict[int, list[tuple[str, int]]] = {}
     clean: dict[int, bool] = {}
     known = False
@@ -167,8 +171,10 @@ def read_wire(trace: list[Seen], level: int, expected: dict[int, Message], prefi
                         wire.flows_in[number] += 1
                     if packet.qos == 2:
                         in_open[packet.packet_id] = number
+                    wire.unrepeated.discard(number)
                     if packet.qos:
                         in_phase[packet.packet_id] = number
+                        asked.add(number)
                     message = expected.get(number)
                     if message and packet.qos > message.qos:
                         wire.raised.add(number)
@@ -186,6 +192,7 @@ def read_wire(trace: list[Seen], level: int, expected: dict[int, Message], prefi
                     wire.finished_out.add(number)
             elif packet.kind in (p.PUBACK, p.PUBREC):
                 number = in_phase.pop(packet.packet_id, 0)
+                asked.discard(number)
                 if packet.kind == p.PUBREC:
                     wire.unreleased.add(number)
             elif packet.kind == p.PUBREL and seen.direction == DOWN:
@@ -203,6 +210,8 @@ def read_wire(trace: list[Seen], level: int, expected: dict[int, Message], prefi
                     wire.asked[name], wire.granted[name] = options & 3, code
             elif packet.kind == p.CONNECT:
                 in_phase.clear()
+                wire.unrepeated |= asked
+                asked.clear()
                 clean[seen.connection] = packet.clean
             elif packet.kind == p.CONNACK:
                 wire.connack.append(packet.code)
@@ -287,6 +296,8 @@ def _judge_in(seen: Observed, wire: _Wire | None, verdict: Verdict) -> None:
         elif not taken[number]:
             if wire is not None and number in wire.unreleased:
                 groups["theirs", "no PUBREL follows PUBREC"].append(number)
+            elif wire is not None and number in wire.unrepeated:
+                groups["theirs", "not sent again, though it had no answer"].append(number)
             elif wire is None or wire.passed_in[number]:
                 groups["ours", "not handed over"].append(number)
             elif wire.unanswered_in:
