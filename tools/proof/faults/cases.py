@@ -79,30 +79,49 @@ class Case:
         )
 
 
+@dataclass(kw_only=True)
+class Reported:
+    """What a device reported.
+
+    Attributes:
+        handed: the messages that the application received, in order: the number, or the text of a message without one.
+        delivered: the numbers that the device reported as delivered.
+        doubtful: the numbers that the device reported as in doubt.
+        texts: why connections ended: the error's class with its reason code, if it has one; and its text.
+        failure: a description, if the device's program failed or hung.
+        heap: bytes on MicroPython's heap after the case.
+    """
+
+    handed: list[Any] = field(default_factory=list)
+    delivered: list[int] = field(default_factory=list)
+    doubtful: list[int] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+    failure: str = ""
+    heap: int = 0
+
+    def note(self, kind: str, words: list[Any]) -> None:
+        """Note what the device reported."""
+        if kind == "got" and words[1] != END:
+            self.handed.append(int(words[1]) if words[1].isdigit() else words[1])
+        elif kind in ("delivered", "doubt"):
+            (self.delivered if kind == "delivered" else self.doubtful).append(words[0])
+        elif kind in ("ended", "refused"):
+            self.texts.append(" ".join(map(str, words if kind == "ended" else ("Refused", *words))))
+
+
 @dataclass
-class Outcome:
+class Outcome(Reported):
     """The observations of a case.
 
     Attributes:
         received: the numbers that the peer received, in order.
-        handed: the numbers that the application received, in order.
-        delivered: the numbers that the device reported as delivered.
-        doubtful: the numbers that the device reported as in doubt.
-        errors: why connections ended, as the device reported it.
-        failure: a description, if the device's program failed or hung.
         trace: the packets that the proxy received.
         made: how many cuts were made.
         repeated, released, forgot, uncertain, unproved: see `audit.Wire`.
     """
 
     received: list[int] = field(default_factory=list)
-    handed: list[int] = field(default_factory=list)
-    delivered: list[int] = field(default_factory=list)
-    doubtful: list[int] = field(default_factory=list)
-    errors: list[str] = field(default_factory=list)
-    failure: str = ""
     connections: int = 0
-    heap: int = 0
     trace: list[Seen] = field(default_factory=list)
     made: int = 0
     lost: int = 0
@@ -112,15 +131,6 @@ class Outcome:
     forgot: bool = False
     uncertain: set[int] = field(default_factory=set)
     unproved: set[int] = field(default_factory=set)
-
-    def note(self, kind: str, words: list[Any]) -> None:
-        """Note what the device reported."""
-        if kind == "got" and words[1] != END:
-            self.handed.append(int(words[1]))
-        elif kind in ("delivered", "doubt"):
-            (self.delivered if kind == "delivered" else self.doubtful).append(words[0])
-        elif kind in ("ended", "refused"):
-            self.errors.append(" ".join(map(str, words if kind == "ended" else ("Refused", *words))))
 
 
 def places_of(trace: list[Seen], manners: tuple[str, ...], cuts: int = 0) -> Iterator[Cut]:
@@ -183,7 +193,7 @@ def _judge_flow(case: Case, outcome: Outcome, where: str, got: list[int], out: b
     outcome.lost += len(lost)
     outcome.duplicates += sum(qos(number) == 2 for number in twice)
     problems = []
-    if strange := sorted(set(got) - set(wanted)):
+    if strange := sorted(set(got) - set(wanted), key=str):
         problems.append(f"{where} has what was never sent: {strange}")
     if lost:
         problems.append(f"{where} lost: {sorted(lost)}")

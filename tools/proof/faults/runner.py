@@ -68,7 +68,7 @@ class Verdict:
             f"received {outcome.received}, handed over {outcome.handed}",
             f"delivered {outcome.delivered}, in doubt {outcome.doubtful}",
             *packet_lines(outcome.trace, self.case.level),
-            *(f"the device: {error}" for error in outcome.errors),
+            *(f"the device: {error}" for error in outcome.texts),
         ]
 
 

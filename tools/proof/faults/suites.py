@@ -69,7 +69,7 @@ class Suite:
         """Return the cases with one cut more than this one."""
         if len(case.cuts) >= self.depth or outcome.made < len(case.cuts) or outcome.failure:
             return
-        if not case.cuts and (outcome.errors or any(seen.type == PINGREQ for seen in outcome.trace)):
+        if not case.cuts and (outcome.texts or any(seen.type == PINGREQ for seen in outcome.trace)):
             # The machine was busy for a moment, so this trace has packets that other runs do not have: run it again. After five
             # runs with errors, take the trace.
             self.again[case] += 1

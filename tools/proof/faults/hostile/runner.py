@@ -9,13 +9,13 @@ import asyncio
 import itertools
 import tempfile
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tools.proof import side_by_side
-from tools.proof.device import END
 from tools.proof.faults.cases import Case as Flow
+from tools.proof.faults.cases import Reported
 from tools.proof.faults.hostile.broker import NO_DISCONNECT, HostileBroker, Seen
 from tools.proof.faults.hostile.wrongs import WRONGS, Wrong
 from tools.proof.faults.runner import HEAP, play, settings
@@ -66,29 +66,16 @@ def all_cases(levels: str, interpreter: str) -> list[Case]:
 
 
 @dataclass
-class Verdict:
+class Verdict(Reported):
     """The observations of a case."""
 
     case: Case
     seen: Seen
-    got: list[str] = field(default_factory=list)
-    delivered: list[int] = field(default_factory=list)
-    doubtful: list[int] = field(default_factory=list)  # the client can't know whether they were delivered
-    errors: list[str] = field(default_factory=list)  # class names, with the reason code where there is one, in order
-    texts: list[str] = field(default_factory=list)
-    failure: str = ""
-    heap: int = 0
 
-    def note(self, kind: str, words: list[Any]) -> None:
-        """Note what the device reported."""
-        if kind == "got" and words[1] != END:
-            self.got.append(words[1])
-        elif kind in ("delivered", "doubt"):
-            (self.delivered if kind == "delivered" else self.doubtful).append(words[0])
-        elif kind in ("ended", "refused"):
-            words = words if kind == "ended" else ["Refused", *words]
-            self.errors.append(words[0])
-            self.texts.append(" ".join(map(str, words)))
+    @property
+    def errors(self) -> list[str]:
+        """The classes of the errors that ended connections, with their reason codes, in order."""
+        return [text.partition(" ")[0] for text in self.texts]
 
     def counts(self) -> dict[str, int]:
         """Return further counts: none."""
@@ -96,7 +83,7 @@ class Verdict:
 
     def details(self) -> list[str]:
         """Return the details, in lines."""
-        return [f"{self.texts or 'tolerated'}; took {self.got}; {self.seen}"]
+        return [f"{self.texts or 'tolerated'}; took {self.handed}; {self.seen}"]
 
     @property
     def first_error(self) -> str:
@@ -135,10 +122,10 @@ class Verdict:
             problems.append(f"answered by {self.first_error or 'nothing'}, not by {wanted}")
         if unnamed := set(self.errors) - _NAMED:
             problems.append(f"errors without a name: {sorted(unnamed)}")
-        if "bad" in self.got:
+        if "bad" in self.handed:
             problems.append("a message was delivered that must not be")
-        numbers = [word for word in self.got if word.isdigit()]
-        if "1" not in numbers or numbers.count("2") != 1 or numbers.count("3") > 1:
+        numbers = [one for one in self.handed if isinstance(one, int)]
+        if 1 not in numbers or numbers.count(2) != 1 or numbers.count(3) > 1:
             problems.append(f"took {numbers}")
         if sorted(self.delivered + self.doubtful) != list(range(1, COUNT + 1)):
             problems.append(f"delivery was told of {self.delivered}, in doubt were {self.doubtful}")
