@@ -113,7 +113,7 @@ collector-kills: setup ## Kill the collector with SIGKILL under load, many times
 	@$(PY) -m tools.proof.collector_kills --kills $(or $(TIMES),100)
 
 cluster: setup ## Kill the pipeline's processes on a standalone Spark cluster with SIGKILL; the tables must be the same
-	@$(PY) -m tools.proof.cluster
+	@$(PY) -m host_tests.pipeline.cluster
 
 wakes: setup ## Wake a sleeping board 500 times, half of them without a network
 	@$(PY) -m tools.proof.wakes --wakes 500

@@ -18,10 +18,10 @@ from flashmqtt.client import Client
 from flashmqtt.errors import StoreFull
 from flashmqtt.flash.ram import RamRegion
 from flashmqtt.journal.journal import Journal
+from host_tests.docs import reference
 from tools.broker import Broker, find_mosquitto
 from tools.deploy.build import image
 from tools.proof.bench import figures
-from tools.proof.check import reference
 from tools.virtual_board.device import Device
 from tools.virtual_board.image import build
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tools.proof.check import flows
+from host_tests.session import flows
 
 
 @pytest.mark.req("Q1", "Q2", "Q4")

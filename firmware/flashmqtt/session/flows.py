@@ -1,7 +1,8 @@
 """Every flow of QoS 1 and 2, both roles, as two transition tables (3.1.1 and 5, sections 4.3 and 4.4).
 
 They know no bytes and no storage. A state and an event give the next state and an action; `session.py` carries out the sender's
-actions, `inbound.py` the receiver's. firmware/DESIGN.md shows the tables, drawn from here by `python -m tools.proof.check.flows`.
+actions, `inbound.py` the receiver's. firmware/DESIGN.md shows the tables, drawn from here by
+`python -m host_tests.session.flows`.
 
 Sender:    PUBLISH -> [AWAIT_PUBACK] -> PUBACK                                                QoS 1
            PUBLISH -> [AWAIT_PUBREC] -> PUBREC -> mark, PUBREL -> [AWAIT_PUBCOMP] -> PUBCOMP  QoS 2

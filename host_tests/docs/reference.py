@@ -1,4 +1,4 @@
-"""Generate the API reference from the docstrings: `python -m tools.proof.check.reference --write`; without --write, check it.
+"""Generate the API reference from the docstrings: `python -m host_tests.docs.reference --write`; without --write, check it.
 
 The reference is `firmware/API.md`. It lists every name that a program may use: the names in PUBLIC, in the order of their files.
 griffe reads the sources without importing them.
@@ -25,7 +25,7 @@ from tools.bootstrap import ROOT
 
 FIRMWARE = ROOT / "firmware"
 PAGE = FIRMWARE / "API.md"
-WRITE = "python -m tools.proof.check.reference --write"
+WRITE = "python -m host_tests.docs.reference --write"
 
 INTRODUCTION = """\
 Generated from the docstrings by `{}`; a test checks that it is current.
@@ -327,7 +327,7 @@ def unmentioned() -> Iterator[str]:
 
 def main() -> int:
     """Write or check the page; return the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m tools.proof.check.reference", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m host_tests.docs.reference", description=__doc__.splitlines()[0])
     parser.add_argument("--write", action="store_true")
     if parser.parse_args().write:
         PAGE.write_text(page())

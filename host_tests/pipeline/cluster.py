@@ -1,4 +1,4 @@
-"""`python -m tools.proof.cluster`: test the pipeline on a Spark standalone cluster on this machine, also with kills.
+"""`python -m host_tests.pipeline.cluster`: test the pipeline on a Spark standalone cluster on this machine, also with kills.
 
 A master and two workers run as separate processes. The same job runs there with no other options than `--master` and
 paths, started as `python -m tools.pipeline.run`, and by `spark-submit` with one configuration file. The executors get our
@@ -142,7 +142,7 @@ def readings(out: Path) -> list[tuple[object, ...]]:
 
 def main() -> int:
     """Run the test; return the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m tools.proof.cluster", description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(prog="python -m host_tests.pipeline.cluster", description=__doc__.split("\n")[0])
     parser.add_argument("--messages", type=int, default=200_000)
     parser.add_argument("--kills", type=int, default=4)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 30))

@@ -1,6 +1,6 @@
 """Draws the flows of QoS 1 and 2 into firmware/DESIGN.md, from the tables in the code.
 
-`python -m tools.proof.check.flows [--write]`: a diagram of the sender's states, and two tables. Without --write it only
+`python -m host_tests.session.flows [--write]`: a diagram of the sender's states, and two tables. Without --write it only
 checks whether the document is current; exit status 1 if not.
 """
 
@@ -18,7 +18,7 @@ sys.path.insert(0, str(ROOT / "firmware"))
 from flashmqtt.session.flows import RECEIVER, SENDER
 
 DOCUMENT = ROOT / "firmware" / "DESIGN.md"
-BEGIN = "<!-- flows: drawn by python -m tools.proof.check.flows --write -->"
+BEGIN = "<!-- flows: drawn by python -m host_tests.session.flows --write -->"
 END = "<!-- /flows -->"
 
 SENDER_STATES = ("none", "AWAIT_PUBACK", "AWAIT_PUBREC", "AWAIT_PUBCOMP")
@@ -121,7 +121,7 @@ def main() -> int:
             return 1
         DOCUMENT.write_text(f"{before}{BEGIN}\n{drawn()}\n{END}{rest.partition(END)[2]}", encoding="utf-8")
     if not is_current():
-        print("firmware/DESIGN.md shows other flows: python -m tools.proof.check.flows --write", file=sys.stderr)
+        print("firmware/DESIGN.md shows other flows: python -m host_tests.session.flows --write", file=sys.stderr)
         return 1
     return 0
 
