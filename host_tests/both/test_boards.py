@@ -4,8 +4,8 @@ import sys
 
 import pytest
 
+from fake_board import load_board
 from tools.flashsim.nor import NorFlash
-from tools.virtual_board.hardware import load_board
 
 RP2040, ESP32 = "rp2", "esp32"
 SCRATCH0 = 0x4005800C

@@ -7,13 +7,13 @@ import sys
 
 import pytest
 
+from fake_board import load_board
 from flashmqtt import link
 from flashmqtt.backoff import Backoff
 from flashmqtt.client import Client
 from flashmqtt.flash.block import BlockRegion
 from flashmqtt.journal.journal import Journal
 from tools.flashsim.nor import NorFlash, PowerCut
-from tools.virtual_board import hardware
 
 ON_MICROPYTHON = sys.implementation.name == "micropython"
 BITES_MS = 8388  # the longest timeout of a Pico's watchdog
@@ -223,7 +223,7 @@ def _look_up(host, ticks, machine):
 
 @pytest.mark.req("B4")
 def test_timer_feeds_watchdog_during_name_lookup_for_limited_time():
-    board = hardware.load_board("rp2")
+    board = load_board("rp2")
     sys.modules["machine"] = machine = board.machine
     try:
         assert _look_up("broker.local", 28, machine) == 29  # 14 s: two name servers that do not answer
@@ -238,7 +238,7 @@ def test_timer_feeds_watchdog_during_name_lookup_for_limited_time():
 
 @pytest.mark.req("B4")
 def test_name_lookup_without_timer_feeds_the_watchdog_once():
-    board = hardware.load_board("rp2")
+    board = load_board("rp2")
     machine = board.machine
     machine.simulated.registers["chip"] = "other"
 

@@ -221,24 +221,6 @@ def run_script(name, count, pairs, pair_count, only=None, geometry="rp2", share=
     return cuts, broken
 
 
-def run_sample(name, samples):
-    """Cut a few operations of a script once with each model, in little memory, for MicroPython. Return (cuts, broken)."""
-    n = len(Script(name, only=1 << 20).steps)
-    cuts = 0
-    broken = []
-    for i in range(samples):
-        at = (2 * i + 1) * n // (2 * samples)
-        script = Script(name, only=at)
-        step = script.steps[at]
-        for fault, variant in variants_of(step[0], 1):
-            cuts += 1
-            try:
-                script.verify(script.cut(step, fault, variant), False)
-            except BREAKS as error:
-                broken.append(("%s/%d/%s/%d" % (name, at, fault, variant), repr(error)))
-    return cuts, broken
-
-
 def run_pairs(script, step, fault, variant, case, count, only):
     """Cut the recovery from a cut, at each of its operations."""
     flash = script.flash
