@@ -144,9 +144,9 @@ def which_board(found: dict, board: str, path: str) -> str:
     return right
 
 
-def present(link: Link, roots: tuple[str, ...] = (*OURS, *SINGLE)) -> dict[str, str]:
+def present(link: Link, roots: tuple[str, ...] = (*OURS, *SINGLE), timeout_s: float = 60) -> dict[str, str]:
     """Return the board's files below these roots, by default flashmqtt's: path -> SHA-256 in hex."""
-    listed = link.run(_TREE % (roots,), timeout_s=60)
+    listed = link.run(_TREE % (roots,), timeout_s)
     return dict(line.rsplit(" ", 1) for line in listed.splitlines() if line.startswith("/"))
 
 
@@ -294,7 +294,7 @@ def deploy(arguments: argparse.Namespace) -> None:
         )
         try:
             found["free"] += freed_bytes(link, remove)
-            check_room(found, config, sum(_blocks(image[name]) for name in copy if name not in there))
+            check_room(found, config, sum(_blocks(len(image[name])) for name in copy if name not in there))
             if not arguments.dry_run:
                 confirm_replacing(foreign, arguments.yes)
         except DeployFailed:
@@ -332,8 +332,8 @@ def deploy(arguments: argparse.Namespace) -> None:
         wait_for_delivery(link, started, arguments.timeout)
 
 
-def _blocks(content: bytes) -> int:
-    return -(-len(content) // SECTOR_BYTES) * SECTOR_BYTES
+def _blocks(size: int) -> int:
+    return -(-size // SECTOR_BYTES) * SECTOR_BYTES
 
 
 def freed_bytes(link: Link, remove: list[str]) -> int:
@@ -341,7 +341,7 @@ def freed_bytes(link: Link, remove: list[str]) -> int:
     if not remove:
         return 0
     sizes = link.literal(f"import os\nprint([os.stat(p)[6] for p in {remove!r}])")
-    return sum(-(-size // SECTOR_BYTES) * SECTOR_BYTES for size in sizes if size > SECTOR_BYTES // 8)
+    return sum(_blocks(size) for size in sizes if size > SECTOR_BYTES // 8)
 
 
 def check_room(found: dict, config: dict, needed: int) -> None:
@@ -479,8 +479,7 @@ def backup(arguments: argparse.Namespace) -> None:
     with Link(path) as link:
         found = probe(link)
         stop_program(link, found)
-        listed = link.run(_TREE % ((*(f"/{name}" for name in found["files"]),),), timeout_s=300)
-        files = dict(line.rsplit(" ", 1) for line in listed.splitlines() if line.startswith("/"))
+        files = present(link, tuple(f"/{name}" for name in found["files"]), timeout_s=300)
         folder = (arguments.output or ROOT / "backups") / time.strftime("%Y%m%d-%H%M%S")
         folder.mkdir(parents=True)
         folder.chmod(0o700)
