@@ -139,9 +139,9 @@ class PicoBoard:
     """An emulated Pico under stock firmware, with the library in its file system."""
 
     def __init__(self, uf2: str) -> None:
-        from tools.flashsim.pico import EmulatedPico
+        from host_tests.flash.cut_pico import CutPico
 
-        self.pico = EmulatedPico(uf2)
+        self.pico = CutPico(uf2)
         asyncio.run(self._install())
 
     async def _install(self) -> None:

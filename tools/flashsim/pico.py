@@ -1,18 +1,11 @@
-"""An emulated Pico (rp2040py) with stock MicroPython, whose power can be cut at any flash operation. Host only.
+"""An emulated Pico (rp2040py) with stock MicroPython. Host only.
 
     pico = EmulatedPico("RPI_PICO-20250911-v1.26.1.uf2")          the file in FLASHMQTT_UF2
     pico.install({"lib/flashmqtt/...": content}, storage_bytes)   files, before the start
     await pico.start()
-    pico.flash.arm(pico.flash.operations + 7, "weak", 3)          as in `nor`
     printed, cut = await pico.run(code, timeout_s=60)             the output up to the end or the power cut
-    pico = pico.power_cycle()                                     a new chip with the same flash
 
-The emulator executes each flash command in `RPSSI._apply_command`, when chip select rises. This module replaces that method:
-programs and erases of the 2 MB flash go to a `NorFlash` whose cells are the emulated chip's memory. So operations are counted,
-rules checked and cuts torn exactly as in the simulator. The CPU reads flash as memory, so weak bits can't flicker: each gets its
-value when the power returns.
-
-Written for rp2040py 0.3.6. This module knows no journal.
+`host_tests/flash/cut_pico.py` cuts its power. Written for rp2040py 0.3.6. This module knows no journal.
 """
 
 from __future__ import annotations
@@ -22,68 +15,9 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from tools.flashsim.nor import PAGE_BYTES, SECTOR_BYTES, NorFlash, PowerCut
+from tools.flashsim.nor import SECTOR_BYTES
 
 FLASH_BYTES = 2 * 1024 * 1024
-_PAGE_PROGRAM, _SECTOR_ERASE, _BLOCK_ERASE = 0x02, 0x20, 0xD8
-
-
-class _ChipFlash(NorFlash):
-    """The simulator's rules and faults on the emulated chip's memory."""
-
-    def __init__(self, memory: Any) -> None:
-        self._memory = memory
-        super().__init__(FLASH_BYTES, "rp2")
-
-    def _open_cells(self) -> None:
-        pass
-
-    def _load(self, at: int, buf: bytearray, start: int, n: int) -> None:
-        buf[start : start + n] = self._memory[at : at + n]
-
-    def _save(self, at: int, buf: bytearray, start: int, n: int) -> None:
-        self._memory[at : at + n] = bytes(buf[start : start + n])
-
-    def _save_erased(self, at: int) -> None:
-        self._memory[at : at + SECTOR_BYTES] = b"\xff" * SECTOR_BYTES
-
-    def settled(self) -> bytes:
-        """Return the contents after the power returns; each weak bit gets a random value."""
-        content = bytearray(self._memory[:FLASH_BYTES])
-        for address, weak in self._weak.items():
-            content[address] = (content[address] & ~weak & 0xFF) | (weak & self._rng.byte())
-        return bytes(content)
-
-
-def redirect_flash(mcu: Any, flash: NorFlash, on_cut: Any) -> None:
-    """Redirect the flash commands of an emulated RP2040 to `flash`; call `on_cut` at a power cut."""
-    ssi = mcu.ssi
-    emulated = ssi._apply_command
-
-    def apply() -> None:
-        command = bytearray(ssi._tx_buffer)
-        opcode = command[0] if len(command) >= 4 else 0
-        if opcode not in (_PAGE_PROGRAM, _SECTOR_ERASE, _BLOCK_ERASE):
-            emulated()
-            return
-        ssi._tx_buffer = bytearray()
-        enabled, ssi._write_enabled = ssi._write_enabled, False
-        address = int.from_bytes(command[1:4], "big")
-        if not enabled or flash.dead or address >= FLASH_BYTES:
-            return
-        try:
-            if opcode == _PAGE_PROGRAM:
-                content = command[4 : 4 + PAGE_BYTES - address % PAGE_BYTES]
-                flash._program(address, content, 0, len(content))
-            else:
-                count = 1 if opcode == _SECTOR_ERASE else 16
-                first = address // SECTOR_BYTES // count * count
-                for sector in range(first, first + count):
-                    flash._erase(sector)
-        except PowerCut:
-            on_cut()
-
-    ssi._apply_command = apply
 
 
 class EmulatedPico:
@@ -96,16 +30,9 @@ class EmulatedPico:
         self.uf2 = Path(uf2)
         board = dataclasses.replace(BOARDS["pico"], image=self.uf2, firmware=None, layout=None)
         self.device: Any = MicroPythonDevice(board=board)
-        mcu = self.device.mcu
         if content is not None:
-            mcu.flash[: len(content)] = content
-        self.flash = _ChipFlash(mcu.flash)
-        self._cut = asyncio.Event()
-        redirect_flash(mcu, self.flash, self._on_cut)
-
-    def _on_cut(self) -> None:
-        self._cut.set()
-        self.device.simulator.stop()
+            self.device.mcu.flash[: len(content)] = content
+        self.cut = asyncio.Event()  # set: the power was cut
 
     async def start(self, timeout_s: float = 120) -> None:
         """Boot until the USB console is available."""
@@ -120,7 +47,7 @@ class EmulatedPico:
         """
         from rp2040py.device.raw_repl import RawReplRunner
 
-        cut, done, heard, errors = self._cut, asyncio.Event(), bytearray(), []
+        cut, done, heard, errors = self.cut, asyncio.Event(), bytearray(), []
 
         class Runner(RawReplRunner):  # type: ignore[misc, valid-type]
             def feed(self, data: bytes | bytearray) -> None:
@@ -164,11 +91,6 @@ class EmulatedPico:
     def stop(self) -> None:
         """End the emulation."""
         self.device.stop()
-
-    def power_cycle(self) -> EmulatedPico:
-        """Return a new chip with the same flash."""
-        self.stop()
-        return EmulatedPico(self.uf2, self.flash.settled())
 
     def install(self, files: dict[str, bytes], storage_bytes: int) -> None:
         """Write a littlefs with these files to the end of the flash; `storage_bytes` is the size of rp2.Flash()."""
