@@ -75,9 +75,8 @@ CHIPS = {
 }
 
 
-@dataclass(frozen=True)
-class Wanted:
-    """The options of an image.
+class Wanted(argparse.Namespace):
+    """The options of an image: the command line.
 
     Attributes:
         board: a name in CHIPS.
@@ -90,17 +89,19 @@ class Wanted:
         manifest: the user's own manifest, frozen in addition.
         c_modules: USER_C_MODULES of MicroPython's build.
         output: the folder for the build.
+        jobs: compilers at the same time.
     """
 
     board: str
     micropython: Path
-    application: bool = False
-    journal: bool = False
-    drivers: bool = True
-    romfs_kib: int = 0
-    manifest: Path | None = None
-    c_modules: Path | None = None
-    output: Path = ROOT / "build" / "image"
+    application: bool
+    journal: bool
+    drivers: bool
+    romfs_kib: int
+    manifest: Path | None
+    c_modules: Path | None
+    output: Path
+    jobs: int
 
     @property
     def chip(self) -> Chip:
@@ -283,7 +284,7 @@ def run(command: list[str], environment: dict[str, str], log: Path) -> None:
         raise Failure(f"The build failed. The log is {os.path.relpath(log)}; its last lines:\n{last}")
 
 
-def built(wanted: Wanted, jobs: int) -> Path:
+def built(wanted: Wanted) -> Path:
     """Build the image; return its path.
 
     Raises:
@@ -304,8 +305,10 @@ def built(wanted: Wanted, jobs: int) -> Path:
     for name in ("BOARD", "BOARD_DIR", "BUILD", "MANIFEST", "USER_C_MODULES", "PYTHONPATH", "MAKEOVERRIDES"):
         environment.pop(name, None)  # set by `make image BOARD=...`
     cross = target / "mpy-cross"
-    report_line("build", f"mpy-cross, then the port, {jobs} jobs at a time; output goes to {os.path.relpath(log)}")
-    run(["make", "-C", str(wanted.micropython / "mpy-cross"), f"-j{jobs}", f"BUILD={cross}"], environment, log)
+    report_line(
+        "build", f"mpy-cross, then the port, {wanted.jobs} jobs at a time; output goes to {os.path.relpath(log)}"
+    )
+    run(["make", "-C", str(wanted.micropython / "mpy-cross"), f"-j{wanted.jobs}", f"BUILD={cross}"], environment, log)
     environment["MICROPY_MPYCROSS"] = str(cross / "mpy-cross")
     # CMake's cache would keep the options of the last build.
     options = f"{wanted.micropython.resolve()} {wanted.romfs_kib} {wanted.c_modules} {wanted.drivers}"
@@ -322,7 +325,7 @@ def built(wanted: Wanted, jobs: int) -> Path:
         environment["CMAKE_ARGS"] = f"{environment.get('CMAKE_ARGS', '')} -DMICROPY_LIB_DIR={lib}".strip()
     words = [f"BOARD={wanted.chip.name}", f"BUILD={target / 'port'}", f"FROZEN_MANIFEST={path}"]
     words += [f"USER_C_MODULES={wanted.c_modules.resolve()}"] if wanted.c_modules else []
-    run(["make", "-C", str(wanted.port), f"-j{jobs}", *words], environment, log)
+    run(["make", "-C", str(wanted.port), f"-j{wanted.jobs}", *words], environment, log)
     made = target / "port" / wanted.chip.products[0]
     code = target / "port" / wanted.chip.products[1]
     if not made.is_file():
@@ -395,45 +398,34 @@ def report_heap(wanted: Wanted, image: Path) -> None:
 
 def optional_path(text: str) -> Path | None:
     """Return a path from the command line, or None for "". `check` checks later whether it exists."""
-    return Path(text) if text else None
+    return Path(text).expanduser() if text else None
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m tools.deploy.image", description=__doc__.splitlines()[0])
-    parser.add_argument("--board", required=True, help=f"one of {', '.join(CHIPS)}")
-    parser.add_argument("--micropython", required=True, help="MicroPython's sources")
-    parser.add_argument("--app", action="store_true", help="freeze the application, too")
-    parser.add_argument("--journal", action="store_true", help="reserve 256 KB of flash for the journal (rp2)")
-    parser.add_argument("--no-drivers", action="store_true", help="do not freeze the port's modules of micropython-lib")
-    parser.add_argument("--romfs", type=number(int, 0, 14 * 1024), default=0, help="KB of flash for a ROMFS (rp2)")
-    parser.add_argument("--manifest", type=optional_path, default=None, help="your own manifest, frozen in addition")
-    parser.add_argument(
-        "--user-c-modules", type=optional_path, default=None, help="USER_C_MODULES of MicroPython's build"
-    )
-    parser.add_argument("--output", type=folder, default=ROOT / "build" / "image", help="the folder for the build")
-    parser.add_argument(
-        "--jobs", type=number(int, 1, 64), default=os.cpu_count() or 1, help="compilers at the same time"
-    )
-    arguments = parser.parse_args(argv)
+    add = parser.add_argument
+    add("--board", required=True, help=f"one of {', '.join(CHIPS)}")
+    add("--micropython", type=optional_path, required=True, help="MicroPython's sources")
+    add("--app", action="store_true", dest="application", help="freeze the application, too")
+    add("--journal", action="store_true", help="reserve 256 KB of flash for the journal (rp2)")
+    drivers = "do not freeze the port's modules of micropython-lib"
+    add("--no-drivers", action="store_false", dest="drivers", help=drivers)
+    romfs = "KB of flash for a ROMFS (rp2)"
+    add("--romfs", type=number(int, 0, 14 * 1024), default=0, dest="romfs_kib", help=romfs)
+    add("--manifest", type=optional_path, help="your own manifest, frozen in addition")
+    add("--user-c-modules", type=optional_path, dest="c_modules", help="USER_C_MODULES of MicroPython's build")
+    add("--output", type=folder, default=ROOT / "build" / "image", help="the folder for the build")
+    add("--jobs", type=number(int, 1, 64), default=os.cpu_count() or 1, help="compilers at the same time")
+    wanted = parser.parse_args(argv, Wanted())
 
     def act() -> int:
-        if arguments.board not in CHIPS:
-            raise Failure(f"BOARD={arguments.board} is unknown; known boards: {', '.join(CHIPS)}.")
-        if not arguments.micropython:
+        if wanted.board not in CHIPS:
+            raise Failure(f"BOARD={wanted.board} is unknown; known boards: {', '.join(CHIPS)}.")
+        if not wanted.micropython:
             raise Failure("MICROPYTHON=path is missing: the folder with MicroPython's sources.")
-        wanted = Wanted(
-            board=arguments.board,
-            micropython=Path(arguments.micropython).expanduser().resolve(),
-            application=arguments.app,
-            journal=arguments.journal,
-            drivers=not arguments.no_drivers,
-            romfs_kib=arguments.romfs,
-            manifest=arguments.manifest,
-            c_modules=arguments.user_c_modules,
-            output=arguments.output,
-        )
-        report_heap(wanted, built(wanted, arguments.jobs))
+        wanted.micropython = wanted.micropython.resolve()
+        report_heap(wanted, built(wanted))
         return 0
 
     return ended(act, stopped="stopped; the next run continues with what was built")
