@@ -33,8 +33,8 @@ from tools import command
 from tools.bootstrap import ROOT
 from tools.landing.durable import replacing
 from tools.proof.bench import figures as documents
-from tools.proof.bench._areas import AREAS, RESULTS
 from tools.proof.bench._goals import GOALS, MET, shown
+from tools.proof.bench.figures import AREAS, RESULTS
 
 COUNTED = ("proofs", "size", "journal", "wakes", "chip")  # areas whose figures do not depend on the machine's load
 AREA_S = 480  # an area that takes longer is stopped; its module may define a longer AREA_S
