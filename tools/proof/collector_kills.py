@@ -104,27 +104,24 @@ class Outcome:
 
 def count(landing: Path, published: dict[int, int], kills: int) -> Outcome:
     """Compare the segments with what was published."""
-    found = {qos: Counter[int]() for qos in published}
-    rows: list[int] = []
-    copies = 0
     sealed = find_segments(landing)
-    for expected, segment in enumerate(sealed, 1):
-        assert segment.number == expected, f"segment {expected} is missing"
-        table = pq.read_table(segment.path, columns=["row", "qos", "dup", "payload"])
-        rows += table["row"].to_pylist()
-        for qos, dup, payload in zip(*(table[name].to_pylist() for name in ("qos", "dup", "payload")), strict=True):
-            first, ordinal = payload.split(b":")[:2]
-            if not qos and dup:
-                copies += 1
-                assert int(first) == 1
-                continue
-            assert int(first) == qos
-            found[qos][int(ordinal)] += 1
-    assert sorted(rows) == list(range(1, len(rows) + 1)), "the row ordinals have gaps"
-    outcome = Outcome(kills, published, copies=copies, segments=len(sealed))
+    assert [segment.number for segment in sealed] == list(range(1, len(sealed) + 1)), "a segment is missing"
+    tables = [pq.read_table(segment.path, columns=["row", "qos", "dup", "payload"]) for segment in sealed]
+    rows = [row for table in tables for row in table.to_pylist()]
+    assert sorted(row["row"] for row in rows) == list(range(1, len(rows) + 1)), "the row ordinals have gaps"
+    outcome = Outcome(kills, published, segments=len(sealed))
+    found = {qos: Counter[int]() for qos in published}
+    for row in rows:
+        qos, ordinal = map(int, row["payload"].split(b":")[:2])
+        if row["dup"] and not row["qos"]:
+            assert qos == 1
+            outcome.copies += 1
+        else:
+            assert qos == row["qos"]
+            found[qos][ordinal] += 1
     for qos, there in found.items():
-        outcome.missing[qos] = published[qos] - sum(ordinal in there for ordinal in range(published[qos]))
-        outcome.twice[qos] = sum(times - 1 for times in there.values())
+        outcome.missing[qos] = published[qos] - len(there.keys() & set(range(published[qos])))
+        outcome.twice[qos] = there.total() - len(there)
     return outcome
 
 
