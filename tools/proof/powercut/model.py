@@ -81,33 +81,15 @@ class Model:
 
     def freeze(self):
         """Return the promises as a hashable tuple."""
-        return (
-            self.boot,
-            self.next_seq,
-            tuple(sorted(self.messages.items())),
-            self.pending,
-            tuple(sorted(self.finished)),
-            tuple(sorted(self.marks.items())),
-            tuple(sorted(self.held.items())),
-            tuple(sorted(self.may_held.items())),
-            tuple(sorted(self.discarded)),
-            self.dropped,
-            self.dropped_more,
-            tuple(sorted(self.may_drop)),
-            self.note,
-            self.damaged,
-        )
+        return tuple([tuple(sorted(v.items())) if isinstance(v, dict) else v for v in self.__dict__.values()])
 
     @staticmethod
     def thaw(frozen):
         """Return the model of a tuple from `freeze`."""
-        m = Model()
-        m.boot, m.next_seq, messages, m.pending, finished, marks, held, may_held, discarded = frozen[:9]
-        m.messages, m.marks, m.held, m.may_held = dict(messages), dict(marks), dict(held), dict(may_held)
-        m.finished, m.discarded = dict.fromkeys(finished, 1), dict.fromkeys(discarded, 1)
-        m.dropped, m.dropped_more, may_drop, m.note, m.damaged = frozen[9:]
-        m.may_drop = dict.fromkeys(may_drop, 1)
-        return m
+        model = Model()
+        for (name, empty), value in zip(list(model.__dict__.items()), frozen, strict=True):
+            setattr(model, name, dict(value) if isinstance(empty, dict) else value)
+        return model
 
     def written(self):
         """Note that a record was written: earlier finishes and marks are durable."""
