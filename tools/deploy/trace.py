@@ -1,7 +1,8 @@
-"""Map a board's tracebacks to the repository: on a board, modules are joined and names are short.
+"""Map a board's tracebacks to the repository: on a board, modules are joined, names are short, and a line has several statements.
 
     File "flashmqtt.client", line 1234, in popitem    ->    File "flashmqtt.session.session", line 210, in publish
 
+A line number is that of the first statement of a group: the error is in this statement, or in one that `lines` put behind it.
 The mapping is right only if the board has the files that this work tree builds.
 """
 
