@@ -238,7 +238,9 @@ def test_text_outside_its_buffer_raises():
 
 @pytest.mark.req("W9")
 def test_native_and_plain_byte_loops_agree():
+    from flashmqtt import fast
     from flashmqtt.codec import quick, quick_plain
+    from flashmqtt.fast import plain as plain_fast
 
     for byte in range(256):
         for at in range(4):
@@ -247,8 +249,8 @@ def test_native_and_plain_byte_loops_agree():
             plain = 0 < byte < 128 and byte not in (43, 35)
             for ends in (quick.plain_end(text, 0, 4), quick_plain.plain_end(text, 0, 4)):
                 assert (ends == 4) == plain or (ends <= at and quick_plain.plain_end(b"a", 0, 1) == 0)
-            for same in (quick.same, quick_plain.same):
-                assert same(b"..abcd", 2, bytes(text), 4) == (byte == b"abcd"[at])
+            for run in (fast.raw_run, plain_fast.raw_run):
+                assert run(b"..abcd", bytes(text), 4, 2, 0, 0) == (byte == b"abcd"[at])
 
 
 @pytest.mark.req("W7", "W9")

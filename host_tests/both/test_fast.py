@@ -20,11 +20,11 @@ def _ramp(n):
 @pytest.mark.req("S4")
 def test_crc32_of_known_vectors(ops):
     buf = bytearray(b"123456789....")
-    ops.put_crc32(buf, 0, 9, 9, 0)
+    assert ops.raw_crc32(buf, 0, 9, 0, 9, 1)
     assert buf[9:] == b"\x26\x39\xf4\xcb"  # CBF43926, the check value of this CRC
-    assert ops.crc32_matches(buf, 0, 9, 9, 0)
+    assert ops.raw_crc32(buf, 0, 9, 0, 9, 0)
     buf[3] ^= 0x10
-    assert not ops.crc32_matches(buf, 0, 9, 9, 0)
+    assert not ops.raw_crc32(buf, 0, 9, 0, 9, 0)
 
 
 @pytest.mark.parametrize("ops", IMPLEMENTATIONS, ids=["plain", "chosen"])
@@ -34,13 +34,13 @@ def test_crc32_agrees_with_zlib_for_every_length_and_several_seeds(ops):
         for n in range(70):
             buf = _ramp(80)
             want = crc32(bytes(buf[3 : 3 + n]), seed).to_bytes(4, "little")
-            ops.put_crc32(buf, 3, 3 + n, 75, seed)
+            assert ops.raw_crc32(buf, seed, n, 3, 75, 1)
             assert bytes(buf[75:79]) == want
             assert buf[:75] == _ramp(80)[:75] and buf[79:] == _ramp(80)[79:]
-            assert ops.crc32_matches(buf, 3, 3 + n, 75, seed)
+            assert ops.raw_crc32(buf, seed, n, 3, 75, 0)
             for bit in range(32):
                 buf[75 + bit // 8] ^= 1 << bit % 8
-                assert not ops.crc32_matches(buf, 3, 3 + n, 75, seed)
+                assert not ops.raw_crc32(buf, seed, n, 3, 75, 0)
                 buf[75 + bit // 8] ^= 1 << bit % 8
 
 
@@ -72,7 +72,7 @@ def test_equal_blank_and_fill(ops):
         assert ops.is_blank(buf, 0, i) and ops.is_blank(buf, i + 1, 40)
         assert not ops.equal(buf, i, b"\xff", 0, 1) and ops.equal(buf, i, b"..\xfe", 2, 1)
         buf[i] = 0xFF
-    ops.fill(buf, 10, 30, 0xA5)
+    ops.raw_fill(buf, 20, 0xA5, 10)
     assert buf == b"\xff" * 10 + b"\xa5" * 20 + b"\xff" * 10
     assert ops.equal(buf, 10, buf, 20, 10) and not ops.equal(buf, 10, buf, 21, 10)
     assert ops.equal(b"", 0, b"abc", 3, 0)
@@ -88,19 +88,10 @@ def test_range_outside_its_buffer_raises_and_changes_nothing(ops):
         with pytest.raises(IndexError):
             ops.equal(buf, at, bytes(16), start, n)
         assert buf == _ramp(16)
-    for start, end, at in ((-1, 4, 8), (0, 17, 8), (5, 4, 8), (0, 4, -1), (0, 4, 13)):
-        buf = _ramp(16)
-        with pytest.raises(IndexError):
-            ops.put_crc32(buf, start, end, at, 0)
-        with pytest.raises(IndexError):
-            ops.crc32_matches(buf, start, end, at, 0)
-        assert buf == _ramp(16)
     for start, end in ((-1, 4), (0, 17), (5, 4)):
         buf = _ramp(16)
         with pytest.raises(IndexError):
             ops.is_blank(buf, start, end)
-        with pytest.raises(IndexError):
-            ops.fill(buf, start, end, 0)
         assert buf == _ramp(16)
 
 
@@ -108,12 +99,10 @@ def test_range_outside_its_buffer_raises_and_changes_nothing(ops):
 @pytest.mark.req("S4")
 def test_lay_clears_bits_as_flash_is_programmed(ops):
     cells = bytearray(b"\xff\xff\x12\x12\x00\x5a")
-    assert ops.lay(cells, 1, b"..\x07\xff\x12\x00.", 2, 4) is True
+    assert ops.raw_run(cells, b"..\x07\xff\x12\x00.", 4, 1, 2, 1) is True
     assert cells == b"\xff\x07\x12\x12\x00\x5a"
     for at, byte in ((2, 0x02), (2, 0x13), (5, 0x00), (4, 0x01)):
-        assert ops.lay(bytearray(cells), 0, b"\xff" * at + bytes([byte]), 0, at + 1) is False
-    with pytest.raises(IndexError):
-        ops.lay(cells, 3, bytes(8), 0, 4)
+        assert ops.raw_run(bytearray(cells), b"\xff" * at + bytes([byte]), at + 1, 0, 0, 1) is False
     assert cells == b"\xff\x07\x12\x12\x00\x5a"
 
 
@@ -130,18 +119,18 @@ def test_results_are_equal_at_every_alignment(ops):
                     b[start + which] = 0x7F
                     assert not ops.equal(a, at, b, start, n)
                     assert not ops.is_blank(b, start, start + n) and ops.is_blank(b, start, start + which)
-                    assert ops.lay(a, at, b, start, n)
+                    assert ops.raw_run(a, b, n, at, start, 1)
                     want = bytearray(b"\xff" * 20)
                     want[at + which] = 0x7F
                     assert a == want
-                    assert ops.lay(a, at, b, start, n) and a == want
+                    assert ops.raw_run(a, b, n, at, start, 1) and a == want
                     b[start + which] = 0x3F
-                    assert not ops.lay(a, at, b, start, n)
+                    assert not ops.raw_run(a, b, n, at, start, 1)
                     if n > 1:  # another byte of the same word may still be programmed
                         b[start + which] = 0xFF
                         b[start + (which + 1) % n] = 0x00
                         want[at + (which + 1) % n] = 0x00
-                        assert ops.lay(a, at, b, start, n) and a == want
+                        assert ops.raw_run(a, b, n, at, start, 1) and a == want
 
 
 @pytest.mark.parametrize("ops", IMPLEMENTATIONS, ids=["plain", "chosen"])
@@ -151,7 +140,7 @@ def test_fill_at_every_boundary(ops):
         for start in range(6):
             for end in range(start, 14):
                 buf = _ramp(16)
-                ops.fill(buf, start, end, value)
+                ops.raw_fill(buf, end - start, value, start)
                 assert buf == _ramp(16)[:start] + bytes([value]) * (end - start) + _ramp(16)[end:]
 
 
@@ -159,14 +148,14 @@ def _every_operation_locked(buf, other, view):
     import micropython
 
     micropython.heap_lock()
-    fast.put_crc32(buf, 0, 200, 250, (1 << 30) - 1)
-    fast.crc32_matches(buf, 0, 200, 250, 12345)
+    fast.raw_crc32(buf, (1 << 30) - 1, 200, 0, 250, 1)
+    fast.raw_crc32(buf, 12345, 200, 0, 250, 0)
     fast.copy(buf, 0, other, 100, 100)
     fast.copy(view, 0, other, 100, 100)
     fast.equal(buf, 0, other, 100, 100)
-    fast.fill(buf, 0, 100, 0xFF)
-    fast.lay(buf, 0, other, 0, 100)
-    fast.fill(buf, 0, 100, 0xFF)
+    fast.raw_fill(buf, 100, 0xFF, 0)
+    fast.raw_run(buf, other, 100, 0, 0, 1)
+    fast.raw_fill(buf, 100, 0xFF, 0)
     fast.is_blank(buf, 0, 256)
     micropython.heap_unlock()
 
@@ -181,7 +170,7 @@ def test_chosen_operations_allocate_nothing():
 
 
 @pytest.mark.req("S2")
-def test_unchecked_calls_equal_the_checked_ones():
+def test_unchecked_calls_equal_the_checked_and_the_plain_ones():
     for n in range(20):
         for at in range(5):
             for start in range(5):
@@ -190,10 +179,10 @@ def test_unchecked_calls_equal_the_checked_ones():
                 fast.copy(one, at, bytes(range(100, 140)), start, n)
                 fast.raw_copy(other, bytes(range(100, 140)), n, at, start)
                 assert one == other
-                fast.fill(one, at, at + n, 0xA5)
+                plain.raw_fill(one, n, 0xA5, at)
                 fast.raw_fill(other, n, 0xA5, at)
                 assert one == other
-                fast.put_crc32(one, start, start + n, 30 + at, 77)
+                assert plain.raw_crc32(one, 77, n, start, 30 + at, 1)
                 assert fast.raw_crc32(other, 77, n, start, 30 + at, 1)
                 assert one == other and fast.raw_crc32(other, 77, n, start, 30 + at, 0)
                 other[30 + at] ^= 1

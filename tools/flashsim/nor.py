@@ -47,7 +47,7 @@ except ImportError:  # CPython
         sleep(us / 1_000_000)
 
 
-from flashmqtt.fast import copy, fill, is_blank
+from flashmqtt.fast import copy, is_blank, raw_fill
 
 PAGE_BYTES = 256
 SECTOR_BYTES = 4096
@@ -60,6 +60,7 @@ _ESP_ERR_INVALID_ARG = 0x102
 _ESP_ERR_INVALID_SIZE = 0x104
 _EIO = 5
 _BLANK_PAGE = b"\xff" * PAGE_BYTES
+_BLANK_SECTOR = b"\xff" * SECTOR_BYTES
 
 
 class PowerCut(BaseException):
@@ -137,7 +138,7 @@ class NorFlash:
 
     def _open_cells(self):
         self._cells = bytearray(self.size_bytes)
-        fill(self._cells, 0, self.size_bytes, 0xFF)
+        raw_fill(self._cells, self.size_bytes, 0xFF, 0)
 
     def _load(self, at, buf, start, n):
         copy(buf, start, self._cells, at, n)
@@ -146,7 +147,7 @@ class NorFlash:
         copy(self._cells, at, buf, start, n)
 
     def _save_erased(self, at):
-        fill(self._cells, at, at + SECTOR_BYTES, 0xFF)
+        copy(self._cells, at, _BLANK_SECTOR, 0, SECTOR_BYTES)
 
     def _begin(self, kind, at, n, buf, start):
         """Write the intent and sleep the modelled time (FileNorFlash)."""
@@ -436,7 +437,7 @@ class NorFlash:
         self._rng = Random(self._cut_operation * 7919 + self._cut_variant)
         old = self.peek(at, SECTOR_BYTES)
         wanted = bytearray(SECTOR_BYTES)
-        fill(wanted, 0, SECTOR_BYTES, 0xFF)
+        raw_fill(wanted, SECTOR_BYTES, 0xFF, 0)
         if self._cut_model == "bits" and self._cut_variant % 7 >= 5:
             # Chips program a sector to 0 before the erase pulses: a torn erase may change bits from 1 to 0.
             for i in range(SECTOR_BYTES):

@@ -10,9 +10,9 @@ is allowed now, and how it is answered.
 
 from flashmqtt.compat import TYPE_CHECKING, const
 from flashmqtt.errors import BufferTooSmall, MalformedPacket
-from flashmqtt.fast import copy, raw_copy
+from flashmqtt.fast import copy, raw_copy, raw_run
 
-from .quick import plain_end, same
+from .quick import plain_end
 from .utf8 import text_kind
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ class Decoder:
                     self.packet_type = 4
                     return 4
             # A PUBLISH with the flags, the length and the topic of the last one.
-            elif self._last_length <= left and self._last_bytes and same(buf, at, self._last, self._last_bytes):
+            elif self._last_length <= left and self._last_bytes and raw_run(buf, self._last, self._last_bytes, at, 0, 0):
                 if at != self._last_at:
                     self._move(at - self._last_at)
                 if self.qos:
@@ -261,7 +261,8 @@ class Decoder:
         if body > after:
             raise self.wrong_size(body, after)
         n = topic_end - start
-        if n != self._topic_length or not same(buf, start, self.topic, n):  # the same topic as before needs no check
+        # The same topic as before needs no check.
+        if n != self._topic_length or not raw_run(buf, self.topic, n, start, 0, 0):
             # UTF-8 [MQTT-3.3.2-1], no U+0000 [MQTT-1.5.3-2], no wildcards [MQTT-3.3.2-2]
             if plain_end(buf, start, topic_end) != topic_end and text_kind(buf, start, topic_end):
                 raise self.wrong_topic(start, topic_end)

@@ -1,7 +1,6 @@
-"""The three loops over bytes that every message needs, as machine code if possible.
+"""The two loops over bytes that every message needs, as machine code if possible.
 
     plain_end(buf, start, end)      position of the first byte that is not ASCII, or is 0 or a wildcard; `end` if there is none
-    same(buf, start, other, n)      is buf[start:start+n] == other[0:n]?
     put_message(buf, pos, topic, payload, head)
                                     position after a PUBLISH of levels 3 and 4 that begins at pos, 0 if it does not fit;
                                     head: its first byte | packet id << 8 (0: none)
@@ -11,6 +10,6 @@ The callers have checked every range. `put_message` halves the cost of a PUBLISH
 """
 
 try:
-    from .quick_native import plain_end, put_message, same
+    from .quick_native import plain_end, put_message
 except (ImportError, SyntaxError, ValueError):  # CPython; no native emitter; compiled for another processor
-    from .quick_plain import plain_end, put_message, same  # noqa: F401
+    from .quick_plain import plain_end, put_message  # noqa: F401

@@ -12,68 +12,64 @@ def plain_end(buf: ptr8, start: int, end: int) -> int:
     """Return where plain text ends."""
     while start < end:
         c = buf[start]
-        if c > 127 or c < 1 or c == 43 or c == 35:
+        if uint(c - 1) > uint(126):  # 0, or not ASCII
+            break
+        if c == 43:
+            break
+        if c == 35:
             break
         start += 1
     return start
 
 
 @micropython.viper
-def same(buf: ptr8, start: int, other: ptr8, n: int) -> bool:
-    """Return whether the bytes are the same."""
-    while n:
-        n -= 1
-        if buf[start + n] != other[n]:
-            return False
-    return True
-
-
-@micropython.viper
 def put_message(buf, pos: int, topic, payload, head: int) -> int:
     """Put a PUBLISH; return the position after it, 0 if it does not fit."""
     length = int(_len(topic))
-    n = length + int(_len(payload)) + 2
+    size = int(_len(payload))
+    n = length + size + 2
     if head > 255:
         n += 2
     to = ptr8(int(ptr8(buf)) + pos)
     pos += n + 2
-    left = n
-    while left > 127:
+    left = n >> 7
+    while left:
         left >>= 7
         pos += 1
     if pos > int(_len(buf)):
         return 0
     to[0] = head
-    while n > 127:
+    left = n >> 7
+    while left:
         to = ptr8(int(to) + 1)
         to[0] = n | 128
-        n >>= 7
+        n = left
+        left >>= 7
     to[1] = n
     to[2] = length >> 8
     to[3] = length
     to = ptr8(int(to) + 4)
     of = ptr8(topic)
-    n = length
     while True:  # first for the topic, then for the payload
-        while n > 3:  # four at a time: the loop costs more than the bytes
+        while length > 3:  # four at a time: the loop costs more than the bytes
             to[0] = of[0]
             to[1] = of[1]
             to[2] = of[2]
             to[3] = of[3]
             to = ptr8(int(to) + 4)
             of = ptr8(int(of) + 4)
-            n -= 4
-        while n:
+            length -= 4
+        while length:
             to[0] = of[0]
             to = ptr8(int(to) + 1)
             of = ptr8(int(of) + 1)
-            n -= 1
-        if length < 0:
+            length -= 1
+        if not n:
             return pos
         if head > 255:
             to[0] = head >> 16
             to[1] = head >> 8
             to = ptr8(int(to) + 2)
-        length = -1
         of = ptr8(payload)
-        n = int(_len(payload))
+        length = size
+        n = 0

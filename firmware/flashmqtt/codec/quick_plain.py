@@ -11,11 +11,6 @@ def plain_end(buf: "bytes | bytearray | memoryview", start: int, end: int) -> in
     return end if _is_ascii(text) and 0 not in text and 43 not in text and 35 not in text else start
 
 
-def same(buf: "bytes | bytearray | memoryview", start: int, other: "bytes | bytearray | memoryview", n: int) -> bool:
-    """Return whether the bytes are the same."""
-    return buf[start : start + n] == other[:n]
-
-
 def put_message(
     buf: "bytearray | memoryview",
     pos: int,

@@ -13,11 +13,6 @@ bytes compared in 24 us instead of 153, the CRC of 112 bytes in 52 instead of 89
 
 import micropython
 
-from flashmqtt.compat import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from typing import Any  # noqa: TID251
-
 # CRC-32 (reflected polynomial EDB88320) by half bytes: a table of 64 bytes instead of 1024, two steps per byte. After it,
 # FFFFFFFF, which is not a small integer. A bytearray, because it is read in words and a frozen constant may be unaligned.
 _TABLE = bytearray(
@@ -39,28 +34,18 @@ def raw_copy(to: ptr8, of: ptr8, n: int, at: int, start: int):
     """Copy without checks."""
     to = ptr8(int(to) + at)
     of = ptr8(int(of) + start)
-    if int(to) > int(of):  # copy from the end, as the two may overlap
-        to = ptr8(int(to) + n)
-        of = ptr8(int(of) + n)
-        if (int(to) | int(of)) & 3 == 0:
-            while n > 3:
-                to = ptr8(int(to) - 4)
-                of = ptr8(int(of) - 4)
-                ptr32(to)[0] = ptr32(of)[0]
-                n -= 4
-        while n > 0:
-            to = ptr8(int(to) - 1)
-            of = ptr8(int(of) - 1)
-            to[0] = of[0]
+    ahead = int(to) - int(of)
+    if ahead > 0 and ahead < n:  # the two overlap: copy from the end
+        while n:
             n -= 1
-        return
-    if (int(to) | int(of)) & 3 == 0:
+            to[n] = of[n]
+    if not (int(to) | int(of)) & 3:
         while n > 3:
             ptr32(to)[0] = ptr32(of)[0]
             to = ptr8(int(to) + 4)
             of = ptr8(int(of) + 4)
             n -= 4
-    while n > 0:
+    while n:
         to[0] = of[0]
         to = ptr8(int(to) + 1)
         of = ptr8(int(of) + 1)
@@ -72,48 +57,45 @@ def raw_run(to: ptr8, of: ptr8, n: int, at: int, start: int, lay: int) -> bool:
     """Compare two ranges; or, if `lay` is set, lay one over the other, as flash is programmed, while that is allowed."""
     to = ptr8(int(to) + at)
     of = ptr8(int(of) + start)
-    if (int(to) | int(of)) & 3 == 0:
+    if not (int(to) | int(of)) & 3:
         while n > 3:
             if ptr32(of)[0] != ptr32(to)[0]:
                 if not lay:
-                    return False
-                at = ptr32(to)[0]
-                start = ptr32(of)[0]
-                if start & (start >> 16) & 0xFFFF != 0xFFFF:
-                    if at & (at >> 16) & 0xFFFF != 0xFFFF:
+                    break
+                if ~ptr32(of)[0]:  # not blank; on x64 it is never 0, and the bytes are compared
+                    if ~ptr32(to)[0]:
                         break  # neither word is blank: compare their bytes
-                    ptr32(to)[0] = start
+                    ptr32(to)[0] = ptr32(of)[0]
             to = ptr8(int(to) + 4)
             of = ptr8(int(of) + 4)
             n -= 4
-    while n > 0:
+    while n:
         if of[0] != to[0]:
             if not lay:
-                return False
+                break
             if of[0] != 0xFF:
                 if to[0] != 0xFF:
-                    return False
+                    break
                 to[0] = of[0]
         to = ptr8(int(to) + 1)
         of = ptr8(int(of) + 1)
         n -= 1
-    return True
+    return n == 0
 
 
 @micropython.viper
 def raw_fill(to: ptr8, n: int, value: int, start: int):
     """Fill without checks."""
     to = ptr8(int(to) + start)
-    value = (
-        value & 0xFF
-    ) * 0x0101  # 16 bits only: a wider frozen constant is read unaligned (host_tests/deploy/test_image.py)
+    # 16 bits only: a wider frozen constant is read unaligned (host_tests/deploy/test_image.py).
+    value = (value & 0xFF) * 0x0101
     value |= value << 16
-    if int(to) & 3 == 0:
+    if not int(to) & 3:
         while n > 3:
             ptr32(to)[0] = value
             to = ptr8(int(to) + 4)
             n -= 4
-    while n > 0:
+    while n:
         to[0] = value
         to = ptr8(int(to) + 1)
         n -= 1
@@ -126,7 +108,7 @@ def raw_crc32(of: ptr8, crc: uint, n: int, start: int, at: int, put: int) -> boo
     end = ptr8(int(of) + at)
     of = ptr8(int(of) + start)
     crc = uint(table[16] ^ crc)
-    while n > 0:
+    while n:
         crc = uint(of[0] ^ crc)
         crc = uint(table[crc & 15] ^ (crc >> 4))
         crc = uint(table[crc & 15] ^ (crc >> 4))
@@ -134,15 +116,15 @@ def raw_crc32(of: ptr8, crc: uint, n: int, start: int, at: int, put: int) -> boo
         n -= 1
     crc = uint(table[16] ^ crc)
     n = 4
-    while n > 0:
+    while n:
         if put:
             end[0] = crc
-        elif end[0] != int(crc & 0xFF):
-            return False
+        if end[0] != int(crc & 0xFF):
+            break
         crc = crc >> 8
         end = ptr8(int(end) + 1)
         n -= 1
-    return True
+    return n == 0
 
 
 def copy(dst: "bytearray | memoryview", at: int, src: "bytes | bytearray | memoryview", start: int, n: int) -> None:
@@ -161,18 +143,6 @@ def equal(
     return raw_run(a, b, n, at, start, 0)
 
 
-def lay(dst: "bytearray | memoryview", at: int, src: "bytes | bytearray | memoryview", start: int, n: int) -> bool:
-    """dst[at:at+n] &= src[start:start+n], until a byte that is not FF would change; return whether none would."""
-    _check(dst, at, src, start, n)
-    return raw_run(dst, src, n, at, start, 1)
-
-
-def fill(dst: "bytearray | memoryview", start: int, end: int, value: int) -> None:
-    """Set every byte of dst[start:end]."""
-    _check(dst, start, dst, start, end - start)
-    raw_fill(dst, end - start, value, start)
-
-
 def is_blank(buf: "bytes | bytearray | memoryview", start: int, end: int) -> bool:
     """Return whether every byte of buf[start:end] is FF: the first four are, and each other equals the one four before."""
     _check(buf, start, buf, start, end - start)
@@ -182,19 +152,3 @@ def is_blank(buf: "bytes | bytearray | memoryview", start: int, end: int) -> boo
             return False
         start += 1
     return start == end or raw_run(buf, buf, end - head, head - 4, head, 0)
-
-
-def _checked_crc32(buf: "bytearray | memoryview", start: int, end: int, at: int, seed: int, put: bool) -> "Any":
-    _check(buf, start, buf, start, end - start)
-    _check(buf, at, buf, at, 4)
-    return raw_crc32(buf, seed, end - start, start, at, put)
-
-
-def put_crc32(buf: "bytearray | memoryview", start: int, end: int, at: int, seed: int) -> None:
-    """Write crc32(buf[start:end], seed) to buf[at:at+4]."""
-    _checked_crc32(buf, start, end, at, seed, 1)
-
-
-def crc32_matches(buf: "bytes | bytearray | memoryview", start: int, end: int, at: int, seed: int) -> bool:
-    """Return whether buf[at:at+4] is crc32(buf[start:end], seed)."""
-    return _checked_crc32(buf, start, end, at, seed, 0)

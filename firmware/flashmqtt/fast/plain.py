@@ -21,22 +21,14 @@ def copy(dst: "bytearray | memoryview", at: int, src: "bytes | bytearray | memor
     """dst[at:at+n] = src[start:start+n]."""
     _check(dst, at, n)
     _check(src, start, n)
-    dst[at : at + n] = bytes(memoryview(src)[start : start + n])  # copy first, as the two may overlap
+    raw_copy(dst, src, n, at, start)
 
 
-def equal(
-    a: "bytes | bytearray | memoryview", at: int, b: "bytes | bytearray | memoryview", start: int, n: int
-) -> bool:
+def equal(a: "Any", at: int, b: "bytes | bytearray | memoryview", start: int, n: int) -> bool:
     """Return whether a[at:at+n] == b[start:start+n]."""
     _check(a, at, n)
     _check(b, start, n)
-    return bytes(memoryview(a)[at : at + n]) == bytes(memoryview(b)[start : start + n])
-
-
-def fill(dst: "bytearray | memoryview", start: int, end: int, value: int) -> None:
-    """Set every byte of dst[start:end]."""
-    _check(dst, start, end - start)
-    dst[start:end] = bytes([value & 0xFF]) * (end - start)
+    return raw_run(a, b, n, at, start, 0)
 
 
 def is_blank(buf: "bytes | bytearray | memoryview", start: int, end: int) -> bool:
@@ -45,38 +37,9 @@ def is_blank(buf: "bytes | bytearray | memoryview", start: int, end: int) -> boo
     return bytes(memoryview(buf)[start:end]) == b"\xff" * (end - start)
 
 
-def lay(dst: "bytearray | memoryview", at: int, src: "bytes | bytearray | memoryview", start: int, n: int) -> bool:
-    """dst[at:at+n] &= src[start:start+n], until a byte that is not FF would change; return whether none would."""
-    _check(dst, at, n)
-    _check(src, start, n)
-    new = bytes(memoryview(src)[start : start + n])
-    old = bytes(memoryview(dst)[at : at + n])
-    if old != b"\xff" * n:
-        for i in range(n):
-            if new[i] != 0xFF and old[i] != 0xFF and old[i] != new[i]:
-                return False
-        new = bytes(a & b for a, b in zip(old, new))
-    dst[at : at + n] = new
-    return True
-
-
-def put_crc32(buf: "bytearray | memoryview", start: int, end: int, at: int, seed: int) -> None:
-    """Write crc32(buf[start:end], seed) to buf[at:at+4]."""
-    _check(buf, start, end - start)
-    _check(buf, at, 4)
-    buf[at : at + 4] = crc32(memoryview(buf)[start:end], seed).to_bytes(4, "little")
-
-
-def crc32_matches(buf: "bytes | bytearray | memoryview", start: int, end: int, at: int, seed: int) -> bool:
-    """Return whether buf[at:at+4] is crc32(buf[start:end], seed)."""
-    _check(buf, start, end - start)
-    _check(buf, at, 4)
-    return bytes(memoryview(buf)[at : at + 4]) == crc32(memoryview(buf)[start:end], seed).to_bytes(4, "little")
-
-
 def raw_copy(dst: "bytearray | memoryview", src: "bytes | bytearray | memoryview", n: int, at: int, start: int) -> None:
     """dst[at:at+n] = src[start:start+n]."""
-    dst[at : at + n] = bytes(memoryview(src)[start : start + n])
+    dst[at : at + n] = bytes(memoryview(src)[start : start + n])  # copy first, as the two may overlap
 
 
 def raw_fill(dst: "bytearray | memoryview", n: int, value: int, start: int) -> None:
@@ -90,11 +53,21 @@ def raw_crc32(buf: "Any", seed: int, n: int, start: int, at: int, put: int) -> b
     if put:
         buf[at : at + 4] = crc
         return True
-    return buf[at : at + 4] == crc
+    return bytes(memoryview(buf)[at : at + 4]) == crc
 
 
 def raw_run(
-    dst: "bytearray | memoryview", src: "bytes | bytearray | memoryview", n: int, at: int, start: int, laid: int
+    dst: "bytearray | memoryview", src: "bytes | bytearray | memoryview", n: int, at: int, start: int, lay: int
 ) -> bool:
-    """Do what `lay` does if laid is 1, else what `equal` does."""
-    return lay(dst, at, src, start, n) if laid else equal(dst, at, src, start, n)
+    """Return whether the two ranges are equal; or, if `lay` is 1, lay one over the other, as flash is programmed."""
+    new = bytes(memoryview(src)[start : start + n])
+    old = bytes(memoryview(dst)[at : at + n])
+    if not lay:
+        return new == old
+    if old != b"\xff" * n:
+        for i in range(n):
+            if new[i] != 0xFF and old[i] != 0xFF and old[i] != new[i]:
+                return False
+        new = bytes(a & b for a, b in zip(old, new))
+    dst[at : at + n] = new
+    return True

@@ -15,7 +15,7 @@ import os
 
 from flashmqtt.compat import TYPE_CHECKING
 from flashmqtt.errors import FlashFailed, StoreError, StoreForeign
-from flashmqtt.fast import copy, fill, is_blank, lay
+from flashmqtt.fast import copy, is_blank, raw_fill, raw_run
 
 from .region import Region
 
@@ -73,7 +73,7 @@ class FileRegion(Region):
         if have > size or not self._blank(0, have):
             self._file.close()
             raise StoreForeign("%s: %d bytes, not %d" % (self.path, have, size))
-        fill(self._window, 0, 256, 0xFF)
+        raw_fill(self._window, 256, 0xFF, 0)
         self._file.seek(0)
         for _ in range(size // 256):
             self._file.write(self._window)
@@ -136,7 +136,7 @@ class FileRegion(Region):
             self._not_blank(offset)
         self._file.seek(offset)
         self._file.readinto(window)  # at the end of the file the read is shorter; those bytes of `window` are not used
-        if not lay(window, 0, buf, 0, first):
+        if not raw_run(window, buf, first, 0, 0, 1):
             self._not_blank(offset)
         try:
             self._write(offset, window, first)
@@ -157,7 +157,7 @@ class FileRegion(Region):
     def erase(self, sector: int) -> None:
         """Set all bits of a sector."""
         self._check(sector * self.sector_bytes, 1, 1)
-        fill(self._window, 0, 256, 0xFF)
+        raw_fill(self._window, 256, 0xFF, 0)
         try:
             for at in range(sector * self.sector_bytes, (sector + 1) * self.sector_bytes, 256):
                 self._write(at, self._window, min(256, (sector + 1) * self.sector_bytes - at))

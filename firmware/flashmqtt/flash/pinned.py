@@ -27,7 +27,7 @@ from array import array
 
 from flashmqtt.compat import TYPE_CHECKING, const
 from flashmqtt.errors import StoreError
-from flashmqtt.fast import copy, crc32_matches, equal, is_blank, put_crc32
+from flashmqtt.fast import copy, equal, is_blank, raw_crc32
 
 from .block import BlockRegion
 
@@ -159,14 +159,14 @@ def _packed(blocks: "Any") -> bytearray:
         out += block.to_bytes(2, "little")
     end = len(out)
     out += bytes(4)
-    put_crc32(out, 0, end, end, 0)
+    raw_crc32(out, 0, end, 0, end, 1)
     return out
 
 
 def _unpacked(content: "bytes | bytearray | memoryview") -> "array[int]":
     """Return the blocks of a map, or raise PinsLost."""
     end = len(content) - 4
-    if end < 8 or content[:4] != _MAGIC or not crc32_matches(content, 0, end, end, 0):
+    if end < 8 or content[:4] != _MAGIC or not raw_crc32(content, 0, end, 0, end, 0):
         raise PinsLost("the map is damaged; pin() rewrites it and keeps the files")
     blocks = array("H", [content[i] | content[i + 1] << 8 for i in range(6, end, 2)])
     if len(blocks) != content[4] | content[5] << 8:
@@ -383,6 +383,6 @@ class PinnedFiles(BlockRegion):
             while at < self.sector_bytes:
                 self._raw(self._metadata[i], window, at)
                 copy(chain, 0, window, 0, 256)
-                put_crc32(chain, 0, 260, 256, 0)
+                raw_crc32(chain, 0, 260, 0, 256, 1)
                 at += 256
             i += 1

@@ -1,6 +1,6 @@
 """A region in RAM: for tests, and for programs that use the journal as a queue without durability."""
 
-from flashmqtt.fast import copy, fill, is_blank, lay
+from flashmqtt.fast import copy, is_blank, raw_fill, raw_run
 
 from .region import Region
 
@@ -19,7 +19,7 @@ class RamRegion(Region):
         super().__init__(sectors, sector_bytes, page_bytes)
         if cells is None:
             cells = bytearray(sectors * sector_bytes)
-            fill(cells, 0, len(cells), 0xFF)
+            raw_fill(cells, len(cells), 0xFF, 0)
         self.cells = cells
         self._window = bytearray(256)
 
@@ -40,7 +40,7 @@ class RamRegion(Region):
             self._not_blank(offset)
         first = min(n, 256)
         copy(self._window, 0, self.cells, offset, first)
-        if not lay(self._window, 0, buf, 0, first):
+        if not raw_run(self._window, buf, first, 0, 0, 1):
             self._not_blank(offset)
         copy(self.cells, offset, self._window, 0, first)
         copy(self.cells, offset + first, buf, first, n - first)
@@ -48,4 +48,4 @@ class RamRegion(Region):
     def erase(self, sector: int) -> None:
         """Set all bits of a sector."""
         self._check(sector * self.sector_bytes, 1, 1)
-        fill(self.cells, sector * self.sector_bytes, (sector + 1) * self.sector_bytes, 0xFF)
+        raw_fill(self.cells, self.sector_bytes, 0xFF, sector * self.sector_bytes)

@@ -12,7 +12,7 @@ from struct import unpack_from
 
 from flashmqtt.compat import TYPE_CHECKING, const
 from flashmqtt.errors import FlashFailed, StoreCorrupt, StoreForeign, StoreWorn
-from flashmqtt.fast import copy, crc32_matches, is_blank, raw_fill
+from flashmqtt.fast import copy, is_blank, raw_crc32, raw_fill
 
 from .journal import MAGIC, PLACE_FIELDS, get_u16, get_u32, stage_record
 
@@ -94,7 +94,7 @@ class Recovery:
             self._magic = True
             if page[4] ^ page[5] == 0xFF and page[4] != 2:
                 version = page[4]
-            elif end <= _PAGE - 4 and crc32_matches(page, 0, end, end, 0):
+            elif end <= _PAGE - 4 and raw_crc32(page, 0, end, 0, end, 0):
                 if get_u16(page, 48) != self._sectors or 1 << page[6] != j._sector_bytes:
                     raise StoreForeign("a journal of %d sectors of %d bytes" % (get_u16(page, 48), 1 << page[6]))
                 j._seqs[sector] = get_u32(page, 8)
@@ -278,7 +278,7 @@ class Recovery:
         page = self._header
         j.region.read(head * j._sector_bytes, page)
         end = _HEADER - 4 + 4 * (page[7] & 63)
-        if end > _PAGE - 4 or not crc32_matches(page, 0, end, end, 0):
+        if end > _PAGE - 4 or not raw_crc32(page, 0, end, 0, end, 0):
             return False
         counts = False
         self._end = end + 4
@@ -506,7 +506,7 @@ class Recovery:
             except FlashFailed:
                 pass
             j._load(sector * j._sector_bytes)
-            if crc32_matches(j._page, 0, _HEADER - 4, _HEADER - 4, 0) and j._look(sector, _HEADER):
+            if raw_crc32(j._page, 0, _HEADER - 4, 0, _HEADER - 4, 0) and j._look(sector, _HEADER):
                 j._head = j._tail = j._cursor_sector = sector
                 j._end = j._cursor_at = _HEADER + _RECORD
                 j._use[sector] = _CHAINED

@@ -18,7 +18,7 @@ before an acknowledgement is sent. An acknowledgement is put only after its mess
 from flashmqtt.codec.encode import put_publish
 from flashmqtt.compat import TYPE_CHECKING, const, ticks_diff
 from flashmqtt.errors import ProtocolError, StoreCorrupt, StoreWorn, UsageError
-from flashmqtt.fast import put_crc32
+from flashmqtt.fast import raw_crc32
 from flashmqtt.output import Output
 
 from .flows import SENDER
@@ -842,5 +842,5 @@ def _crc(octets: "bytes | bytearray | memoryview") -> bytes:
     n = len(octets)
     buf = bytearray(n + 4)
     buf[:n] = octets
-    put_crc32(buf, 0, n, n, 0)
+    raw_crc32(buf, 0, n, 0, n, 1)
     return bytes(buf[n:])

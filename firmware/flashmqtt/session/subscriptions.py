@@ -8,11 +8,11 @@ module knows its session and the output; it keeps handlers without calling them.
 A board that only publishes imports neither this module nor those it needs: that saves 2.4 KB of `.mpy`.
 """
 
-from flashmqtt.codec.quick import same
 from flashmqtt.codec.subscribe import put_subscribe, put_unsubscribe
 from flashmqtt.codec.topics import covers
 from flashmqtt.compat import TYPE_CHECKING, const, ticks_add, ticks_diff
 from flashmqtt.errors import BufferTooSmall, ProtocolError, Refused, UsageError
+from flashmqtt.fast import raw_run
 
 if TYPE_CHECKING:
     from typing import Any  # noqa: TID251
@@ -62,7 +62,7 @@ class Subscription:
         start = message.topic_start
         n = message.topic_end - start
         filter_ = self.filter
-        if n == len(filter_) and same(message.topic_buffer, start, filter_, n):  # a topic has no wildcards
+        if n == len(filter_) and raw_run(message.topic_buffer, filter_, n, start, 0, 0):  # a topic has no wildcards
             return True
         return covers(filter_, message.topic_buffer, start, start + n)
 
