@@ -68,15 +68,8 @@ def put_publish(
         if not pos:
             raise _too_small(n + 5, buf)
         return pos
-    if level == 5:
-        n += _property_bytes(5, properties)
-    if n > 268435455:
-        raise outside("length", n, 0, 268435455)
-    here = payload_length if head_only else 0
-    if pos + n - here + _length_bytes(n) >= len(buf):
-        raise _too_small(n + 5, buf)
-    buf[pos] = head
-    pos = _put_binary(buf, put_length(buf, pos + 1, n), topic)
+    pos = _put_start(buf, pos, head, n + _property_bytes(level, properties), payload_length if head_only else 0)
+    pos = _put_binary(buf, pos, topic)
     if qos:
         pos = _put_id(buf, pos, packet_id)
     if level == 5:
@@ -254,11 +247,16 @@ def put_disconnect(
     return _put_start(buf, pos, 0xE0, 0)
 
 
-def _put_start(buf: "bytearray | memoryview", pos: int, head: int, n: int) -> int:
-    """Put a fixed header (§2.2), after checking that the whole packet fits, so that later parts need no check."""
+def _put_start(buf: "bytearray | memoryview", pos: int, head: int, n: int, elsewhere: int = 0) -> int:
+    """Put a fixed header (§2.2), after checking that the whole packet fits, so that later parts need no check.
+
+    Args:
+        n: the Remaining Length.
+        elsewhere: how many of these bytes are not put into this buffer.
+    """
     if n > 268435455:
         raise outside("length", n, 0, 268435455)
-    if pos + n + _length_bytes(n) >= len(buf):
+    if pos + n - elsewhere + _length_bytes(n) >= len(buf):
         raise _too_small(n + 5, buf)
     buf[pos] = head
     return put_length(buf, pos + 1, n)
@@ -285,20 +283,24 @@ def outside(name: str, value: "Any", least: int, most: int) -> "UsageError":
 
 
 def _length_bytes(n: int) -> int:
-    return 1 if n < 128 else 2 if n < 16384 else 3 if n < 2097152 else 4
+    size = 1
+    while n > 127:
+        n >>= 7
+        size += 1
+    return size
 
 
 def _property_bytes(level: int, properties: "bytes | bytearray | memoryview | None") -> int:
     """Return the size of the property block with its length field; 0 below level 5."""
     if level != 5:
         return 0
-    n = len(properties) if properties else 0
+    n = len(properties or b"")
     return n + _length_bytes(n)
 
 
 def _put_properties(buf: "bytearray | memoryview", pos: int, properties: "Any") -> int:
     """Put a property block with its length field, which is 0 if there are none (5: [MQTT-2.2.2-1])."""
-    n = len(properties) if properties else 0
+    n = len(properties or b"")
     pos = put_length(buf, pos, n)
     if n:
         copy(buf, pos, properties, 0, n)
@@ -313,9 +315,10 @@ def _put_id(buf: "bytearray | memoryview", pos: int, value: "Any") -> int:
 
 def _put_binary(buf: "bytearray | memoryview", pos: int, value: "Any") -> int:
     n = len(value)
-    pos = _put_id(buf, pos, n)
-    copy(buf, pos, value, 0, n)
-    return pos + n
+    buf[pos] = n >> 8  # not with `_put_id`: level 5 needs this for each message
+    buf[pos + 1] = n & 255
+    copy(buf, pos + 2, value, 0, n)
+    return pos + 2 + n
 
 
 def _check_binary(value: "Any") -> int:
