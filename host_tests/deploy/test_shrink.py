@@ -331,6 +331,47 @@ def test_parameters_are_renamed_unless_passed_by_keyword():
 
 
 @pytest.mark.req("B2")
+def test_class_without_a_body_needs_no_code_of_its_own():
+    text = (
+        "import a\nclass B(OSError):\n    '''Doc\n\n    b.'''\n\n\nclass C(B, a.D):\n    pass\nclass E(B):\n    f = 1\n"
+        "class G(metaclass=type):\n    pass\n@a.h\nclass I(B):\n    pass\nclass J:\n    pass\n"
+    )
+    assert lines(shrink({"m": text})["m"]) == [
+        *("import a", 'B = type("B", (OSError,), {})', *[""] * 5, 'C = type("C", (B, a.D,), {})', "", "class E(B):"),
+        *(
+            "    f = 1",
+            "class G(metaclass=type):",
+            "    pass",
+            "@a.h",
+            "class I(B):",
+            "    pass",
+            "class J:",
+            "    pass",
+        ),
+    ]
+    own = "def f(type):\n    class B(OSError):\n        pass\n    return type, B\n"
+    assert shrink({"m": own}) == {"m": own}
+    names: dict = {}
+    exec(
+        shrunk(
+            {"m": "class Error(OSError):\n    'Doc.'\nclass Inner(Error):\n    pass\n"}, public={"Error", "Inner"}
+        ).texts["m"],
+        names,
+    )
+    with pytest.raises(names["Error"]) as raised:
+        raise names["Inner"](1)
+    assert raised.value.args == (1,)
+    assert names["Inner"].__name__ == "Inner"
+
+
+@pytest.mark.req("B1", "B2")
+def test_packages_without_code_have_no_file():
+    packed = program("pico_w").texts
+    assert {"flashmqtt", "flashmqtt.codec.encode"} <= packed.keys() and "flashmqtt.codec" not in packed
+    assert all(packed.values())
+
+
+@pytest.mark.req("B2")
 @pytest.mark.parametrize(
     "module",
     [

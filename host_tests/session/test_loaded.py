@@ -34,22 +34,11 @@ LOADED = {
     "aio_ram": BASE | CODEC | CLIENT | SUBSCRIPTIONS | {"aio", "deferred", "session.ram", "session.waiting"},
     "level5": BASE | CODEC | CLIENT | JOURNAL | SUBSCRIPTIONS | INBOUND | LEVEL_5 | {"session.pieces"},
 }
+# Packages without code have no file.
 PACKED = {
-    "publisher": {"", "errors", "codec", "codec.encode", "client"}
-    | {"flash", "flash.block", "journal", "journal.journal", "journal.recovery"},
-    "subscriber": {"", "errors", "codec", "codec.encode", "client", "session", "session.ram", "session.subscriptions"},
-    "aio_ram": {
-        "",
-        "errors",
-        "codec",
-        "codec.encode",
-        "client",
-        "session",
-        "session.ram",
-        "session.subscriptions",
-        "aio",
-        "deferred",
-    },
+    "publisher": {"", "errors", "codec.encode", "client", "flash.block", "journal.journal", "journal.recovery"},
+    "subscriber": {"", "errors", "codec.encode", "client", "session.ram", "session.subscriptions"},
+    "aio_ram": {"", "errors", "codec.encode", "client", "session.ram", "session.subscriptions", "aio", "deferred"},
 }
 
 

@@ -199,6 +199,9 @@ def _shrunk(pairs: tuple[tuple[str, str], ...]) -> Shrunk:
     unchanged = of_users(modules)
     found = shrink(modules, OPEN, public_names() | FOREIGN, GROUPS, outer, KNOWN, unchanged)
     texts = {name: text if name in (*outer, *unchanged) else joined(text) for name, text in found.texts.items()}
+    # MicroPython needs no `__init__` in a package.
+    packages = {name.rpartition(".")[0] for name in texts}
+    texts = {name: text for name, text in texts.items() if text or name not in packages}
     return dataclasses.replace(found, texts=texts)
 
 
