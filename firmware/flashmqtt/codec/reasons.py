@@ -1,9 +1,7 @@
 """Reason codes of level 5 (§2.4): their names, and the packets that may carry them.
 
-Only level 5 imports this module, and only for a code other than 0.
+On a board the library imports this module only for the text of a refused CONNECT.
 """
-
-from flashmqtt.errors import MalformedPacket
 
 SUCCESS = 0x00
 GRANTED_QOS_1 = 0x01
@@ -49,29 +47,12 @@ MAXIMUM_CONNECT_TIME = 0xA0
 SUBSCRIPTION_IDENTIFIERS_NOT_SUPPORTED = 0xA1
 WILDCARD_SUBSCRIPTIONS_NOT_SUPPORTED = 0xA2
 
-_PUBACK = b"\x00\x10\x80\x83\x87\x90\x91\x97\x99"
-_PUBREL = b"\x00\x92"
-
-# By packet type, what each may carry (the tables of §3.2.2.2, 3.4.2.1, ..., 3.15.2.1), in either direction.
-_ALLOWED = {
-    2: b"\x00\x80\x81\x82\x83\x84\x85\x86\x87\x88\x89\x8a\x8c\x90\x95\x97\x99\x9a\x9b\x9c\x9d\x9f",  # [MQTT-3.2.2-8]
-    4: _PUBACK,  # [MQTT-3.4.2-1]
-    5: _PUBACK,  # [MQTT-3.5.2-1]
-    6: _PUBREL,  # [MQTT-3.6.2-1]
-    7: _PUBREL,  # [MQTT-3.7.2-1]
-    9: b"\x00\x01\x02\x80\x83\x87\x8f\x91\x97\x9e\xa1\xa2",  # [MQTT-3.9.3-2]
-    11: b"\x00\x11\x80\x83\x87\x8f\x91",  # [MQTT-3.11.3-2]
-    # [MQTT-3.14.2-1]
-    14: b"\x00\x04\x80\x81\x82\x83\x87\x89\x8b\x8d\x8e\x8f\x90\x93\x94\x95\x96\x97\x98\x99\x9a\x9b\x9c\x9d\x9e\x9f\xa0\xa1\xa2",
-    15: b"\x00\x18\x19",  # [MQTT-3.15.2-1]
-}
-
 
 def check_code(packet_type: int, code: int) -> int:
     """Return the code, or raise MalformedPacket if a packet of this `packet_type` must not have it."""
-    if code in _ALLOWED[packet_type]:
-        return code
-    raise MalformedPacket("reason code 0x%02x in packet type %d" % (code, packet_type))
+    from .level5 import checked_code
+
+    return checked_code(packet_type, code)
 
 
 def name(code: int) -> str:
