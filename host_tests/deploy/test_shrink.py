@@ -256,6 +256,15 @@ def test_cpython_only_code_is_removed_and_line_numbers_stay():
 
 
 @pytest.mark.req("B2")
+def test_imports_for_type_checks_are_removed_also_from_the_small_modules_of_joined_ones():
+    text = "from compat import TYPE_CHECKING\nif TYPE_CHECKING:\n    from typing import (\n        Any,\n    )\nOPEN = ''\n"
+    sources = {"compat": "TYPE_CHECKING = 0\n", "m": text, "n": "from m import OPEN\nprint(OPEN)\n"}
+    assert lines(shrink(sources)["m"]) == [*[""] * 5, "OPEN = ''"]
+    result = shrunk(sources, kept=("m",), public={"OPEN", "Any"}, groups={"n": ("m",)})
+    assert result.texts["m"] == "from n import OPEN\n"
+
+
+@pytest.mark.req("B2")
 def test_known_board_properties_become_constants():
     text = "HERE = hasattr(print, 'x')\nif HERE:\n    print(1)\n"
     assert lines(shrunk({"m": text}, known={"m": {"HERE": 0}}).texts["m"]) == ["", "if 0:", "    print(1)"]
@@ -517,6 +526,25 @@ def test_names_imported_in_the_documents_exist_in_the_packed_library():
     for module, name in wanted:
         if module.replace(".", "/") + ".py" not in build.HOST_ONLY and f"{module}.{name}" not in packed:
             assert name in words({"": packed[module]}), (module, name)
+
+
+@pytest.mark.req("B1", "B2")
+def test_every_documented_module_can_be_imported_from_the_packed_library(tmp_path):
+    files = {f"{path[:-3]}.mpy": source for path, source in build.library().items()}
+    build.write_files(tmp_path, build.packed(files, "x64"))
+    hosts = {path.removesuffix(".py").replace("/", ".") for path in build.HOST_ONLY}
+    modules = [name for name in build.OPEN if name.startswith("flashmqtt.") and name not in hosts]
+    assert {"flashmqtt.backoff", "flashmqtt.codec.properties", "flashmqtt.client"} <= {*modules}
+    for module in modules:  # one interpreter for each, as what one module loads may hide what another one lacks
+        ran = subprocess.run(
+            [Path(sys.executable).parent / "micropython", "-c", f"import {module}"],
+            env={"MICROPYPATH": f".frozen:{tmp_path}"},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert ran.returncode == 0, f"{module}: {ran.stdout}{ran.stderr}"
 
 
 @pytest.mark.req("B1", "B2")

@@ -4,7 +4,8 @@
 
 There are five steps over all modules:
 
-1. Remove code that only CPython runs: handlers that are marked (`except ImportError:  # CPython`), with their `try`.
+1. Remove code that only CPython runs: handlers that are marked (`except ImportError:  # CPython`), with their `try`; and the
+   imports of `if TYPE_CHECKING:`, which no other module can import from there.
 2. Replace integer constants (`PUBLISH = 3`, `_PAGE = const(256)`) by their values, in every module that imports them. Remove
    their definitions, except the public ones of `kept` modules. (mpy-cross itself replaces only constants with an underscore,
    within one module.)
@@ -228,9 +229,13 @@ def _parsed(texts: Mapping[str, str]) -> dict[str, _Module]:
 
 
 def _for_boards(text: str) -> str:
-    """Return a module without handlers that are marked for CPython only."""
+    """Return a module without handlers that are marked for CPython only, and without imports for type checks."""
     lines = text.splitlines(True)
-    for node in ast.walk(ast.parse(text)):
+    tree = ast.parse(text)
+    for block in tree.body:
+        if isinstance(block, ast.If) and ast.unparse(block.test) == "TYPE_CHECKING" and not block.orelse:
+            lines[block.lineno - 1 : block.end_lineno] = ["\n"] * ((block.end_lineno or 0) - block.lineno + 1)
+    for node in ast.walk(tree):
         if not isinstance(node, ast.Try) or node.orelse or node.finalbody:
             continue
         if all(_CPYTHON.search(lines[handler.lineno - 1]) for handler in node.handlers):
