@@ -263,6 +263,8 @@ def measured(interpreter32: Path | None) -> dict:
     """Return all figures."""
     sizes = mpy_bytes()
     heap64, loaded = heap_bytes(MICROPYTHON, "x64")
+    # Packages may have no file.
+    loaded = {name: [module for module in modules if module in sizes] for name, modules in loaded.items()}
     result: dict = {
         "mpy_bytes": dict(sorted(sizes.items())),
         "programs": {
