@@ -164,7 +164,9 @@ class Decoder:
                     self.packet_type = 4
                     return 4
             # A PUBLISH with the flags, the length and the topic of the last one.
-            elif self._last_length <= left and self._last_bytes and raw_run(buf, self._last, self._last_bytes, at, 0, 0):
+            elif (
+                self._last_length <= left and self._last_bytes and raw_run(buf, self._last, self._last_bytes, at, 0, 0)
+            ):
                 if at != self._last_at:
                     self._move(at - self._last_at)
                 if self.qos:
