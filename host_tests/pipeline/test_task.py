@@ -334,7 +334,7 @@ def test_tallies_are_merged_to_one_row_per_boot(landing):
         landing.number += 1
         parts += [found for name, found in process(state, landing.table()) if name == "tally"]
         landing.rows = []
-    merged = merge_tallies(parts).cast(schemas.TALLY).to_pylist()
+    merged = merge_tallies(state.keys_of, parts).cast(schemas.TALLY).to_pylist()
     raw = [row for part in parts for row in part.cast(schemas.TALLY).to_pylist()]
     assert [(row["device"], row["boot"]) for row in merged] == [("a", 1), ("a", 2), ("b", 1), ("b", 2)]
     for row in merged:

@@ -12,6 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 STEPS_PER_OCTAVE = 16
+SHARES = (0.5, 0.9, 0.99)
+"""Of the percentiles."""
 NO_MOMENT_US = 10**14
 """A smaller base is of a board that sent its time but no uptime. (As a time, this is in 1973.)"""
 
@@ -27,32 +29,6 @@ def middles_us(of: np.ndarray) -> np.ndarray:
     return np.where(of <= 0, 0.0, np.exp2((of - 0.5) / STEPS_PER_OCTAVE) * 1000.0)
 
 
-def expanded(bins: pa.Array, offset_us: pa.Array) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the histograms of many boots as arrays (boot, delay in microseconds, number of messages), in this order.
-
-    Args:
-        bins: for each boot a list of {base_us, steps, counts}, one for each of its tallies.
-        offset_us: for each boot its clock minus its uptime, null if unknown. A base can't be used without the offset,
-            unless it is below NO_MOMENT_US: such a base is relative to the board's clock already.
-    """
-    boot = np.repeat(np.arange(len(bins)), pc.fill_null(pc.list_value_length(bins), 0).to_numpy())
-    flat = bins.flatten()
-    base = pc.struct_field(flat, "base_us").to_numpy(zero_copy_only=False)
-    known = offset_us.is_valid().to_numpy(zero_copy_only=False)
-    offset = pc.fill_null(offset_us, 0).to_numpy()
-    own_clock = base < NO_MOMENT_US
-    usable = own_clock | known[boot]
-    base = base - np.where(own_clock, 0, offset[boot])
-    steps_of = pc.struct_field(flat, "steps")
-    lengths = pc.list_value_length(steps_of).to_numpy()
-    boot, base, usable = (np.repeat(one, lengths) for one in (boot, base, usable))
-    delay = base + middles_us(steps_of.flatten().to_numpy())
-    count = pc.struct_field(flat, "counts").flatten().to_numpy()
-    boot, delay, count = boot[usable], delay[usable], count[usable]
-    order = np.lexsort((delay, boot))
-    return boot[order], delay[order], count[order]
-
-
 def percentile(boot: np.ndarray, value: np.ndarray, weight: np.ndarray, boots: int, share: float) -> np.ndarray:
     """Return for each boot its first value at which `share` of its total weight is reached; NaN if it has no values."""
     reached = np.cumsum(weight)
@@ -62,20 +38,33 @@ def percentile(boot: np.ndarray, value: np.ndarray, weight: np.ndarray, boots: i
     return np.where(np.diff(ends) > 0, value[at] if len(value) else 0.0, np.nan)
 
 
-def figures(bins: pa.Array, offset_us: pa.Array, late_after_s: float, shares: tuple[float, ...]) -> pa.StructArray:
-    """Return for each boot: messages later than `late_after_s`, percentiles (ms), messages by octave of milliseconds."""
-    boots = len(bins)
-    boot, delay_us, count = expanded(bins, offset_us)
-    late = np.bincount(boot, weights=count * (delay_us > 1e6 * late_after_s), minlength=boots).astype(np.int64)
-    reached = [percentile(boot, delay_us / 1000.0, count, boots, share) for share in shares]
-    octave = np.floor(np.log2(np.maximum(delay_us / 1000.0, 1.0))).astype(np.int64)
+def figures(
+    base_us: np.ndarray, steps_of: pa.ListArray, counts: pa.ListArray, offset_us: np.ndarray, late_after_s: float
+) -> dict[str, pa.Array]:
+    """Return the audit's columns about the delays: late messages, percentiles (ms), messages by octave of milliseconds.
+
+    Args:
+        base_us, steps_of, counts: each boot's histogram.
+        offset_us: for each boot its clock minus its uptime, NaN if unknown. A base can't be used without the offset,
+            unless it is below NO_MOMENT_US: such a base is relative to the board's clock already.
+        late_after_s: a longer delay counts as late.
+    """
+    boots = len(base_us)
+    boot = np.repeat(np.arange(boots), pc.list_value_length(steps_of).to_numpy())
+    delay = np.where(base_us < NO_MOMENT_US, base_us, base_us - offset_us)[boot]
+    delay = delay + middles_us(steps_of.flatten().to_numpy())
+    known = ~np.isnan(delay)
+    boot, delay, count = boot[known], delay[known], counts.flatten().to_numpy()[known]
+    late = np.bincount(boot, weights=count * (delay > 1e6 * late_after_s), minlength=boots).astype(np.int64)
+    octave = np.floor(np.log2(np.maximum(delay / 1000.0, 1.0))).astype(np.int64)
     pairs, place = np.unique(boot * 64 + octave, return_inverse=True)
     offsets = pa.array(np.searchsorted(pairs, np.arange(boots + 1) * 64).astype(np.int32))
     messages = np.bincount(place, weights=count, minlength=len(pairs)).astype(np.int64)
     by_octave = pa.StructArray.from_arrays(
         [pa.array((pairs % 64).astype(np.int32)), pa.array(messages)], names=["octave", "messages"]
     )
-    arrays = [pa.array(late), *[pa.array(one, from_pandas=True) for one in reached]]
-    arrays.append(pa.ListArray.from_arrays(offsets, by_octave))
-    names = ["late", *[f"p{round(100 * share)}" for share in shares], "octaves"]
-    return pa.StructArray.from_arrays(arrays, names=names)
+    found = {"late": pa.array(late), "delay_octaves": pa.ListArray.from_arrays(offsets, by_octave)}
+    for share in SHARES:
+        reached = percentile(boot, delay / 1000.0, count, boots, share)
+        found[f"delay_p{round(100 * share)}_ms"] = pc.round(pa.array(reached, from_pandas=True), 3)
+    return found

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ import pyarrow.compute as pc
 from . import delays, intervals, schemas, summary
 from .lives import MOST_GAP
 from .parts import merge_tallies
+from .prints import encoded
 from .state import BOOT_BITS, State, pack
 
 NEWEST = 2
@@ -35,7 +37,6 @@ SETTLED_ROWS = 1024
 FULL_ROWS = 16_384
 """A settled file of this size is not merged with others any more."""
 
-SHARES = (0.5, 0.9, 0.99)
 WEAR = "wear"  # erases of a board's newest sector, in its health message (firmware/app/health.py)
 CONNECTS = "connects"  # connections since the boot
 MOST_COUNTED = 1 << 31  # a larger value is no counter of a board: another reading may have the same name
@@ -63,14 +64,10 @@ class Batch:
         elif table == "undelivered":
             self.given_up.append(rows.select(schemas.UNDELIVERED.names))
         elif table == "events":
-            needed = pc.or_(rows["first"].is_valid(), rows["cause"].is_valid())
-            for name in ("dropped", "doubt_first", "since"):
-                needed = pc.or_(needed, rows[name].is_valid())
-            self.events.append(rows.filter(needed))
+            labels = ("first", "cause", "dropped", "doubt_first", "since")
+            self.events.append(rows.filter(reduce(pc.or_, [rows[name].is_valid() for name in labels])))
         elif table == "readings":
-            names = rows["name"].combine_chunks()
-            if not pa.types.is_dictionary(names.type):
-                names = names.dictionary_encode()
+            names = encoded(rows["name"])
             wanted = [n for n, name in enumerate(names.dictionary.to_pylist()) if name in {WEAR, CONNECTS}]
             if not wanted:
                 return
@@ -142,8 +139,11 @@ def update(state: State, known: np.ndarray, kept: Kept, batch: Batch, late_after
     again = np.isin(old_keys, state.keys[wanted])
     before = old.filter(pa.array(again))
     rest, rest_keys = old.filter(pa.array(~again)), old_keys[~again]
-    made = _rows(state, wanted, before, old_keys[again], rest, rest_keys, tallies, events, event_keys, reported, batch,
-                 late_after_s)  # fmt: skip
+    made = schemas.AUDIT.empty_table()
+    if len(wanted):
+        tally = merge_tallies(state.keys_of, [before.select(schemas.TALLY.names), *tallies]).cast(schemas.TALLY)
+        prior = before.take(_places(old_keys[again], state.keys[wanted]))
+        made = _rows(state, wanted, tally, prior, rest, rest_keys, events, event_keys, reported, batch, late_after_s)
     lives, devices = _lives(state, kept.lives, before, made, reported)
     sums = summary.of(made, 1)
     summary.add(sums, summary.of(before, -1))
@@ -293,29 +293,33 @@ def _life_keys(state: State, lives: pa.Table) -> np.ndarray:
     return np.asarray(pack(device, lives["life"].to_numpy().astype(np.int64), 0) >> BOOT_BITS, dtype=np.int64)
 
 
+def _places(keys: np.ndarray, wanted: np.ndarray) -> pa.Array:
+    """Return the index of each wanted key in sorted keys, null if it is not there."""
+    at = np.searchsorted(keys, wanted)
+    there = np.append(keys, -1)[at] == wanted
+    return pa.array(at, mask=~there)
+
+
 def _rows(
     state: State,
     wanted: np.ndarray,
-    before: pa.Table,
-    before_keys: np.ndarray,
+    tally: pa.Table,
+    prior: pa.Table,
     rest: pa.Table,
     rest_keys: np.ndarray,
-    tallies: list[pa.Table],
     events: pa.Table,
     event_keys: np.ndarray,
     reported: _Reported,
     batch: Batch,
     late_after_s: float,
 ) -> pa.Table:
-    """Return the audit's rows of the boots at the indices `wanted` of `state.keys`, in this order."""
-    if not len(wanted):
-        return schemas.AUDIT.empty_table()
+    """Return the audit's rows of the boots at the indices `wanted` of `state.keys`, in this order.
+
+    `tally` and `prior` have a row for each of these boots: its tally, and its old row of the audit, null if it is new.
+    """
     keys = state.keys[wanted]
-    merged = merge_tallies([before.select(schemas.TALLY.names).cast(schemas.TALLY), *tallies]).cast(schemas.TALLY)
-    merged = merged.take(pa.array(np.argsort(state.keys_of(merged), kind="stable")))
-    reports = _from_events(keys, before, before_keys, events, event_keys)
-    clocks = _offsets(state, keys, before, before_keys, batch.ties)
-    counters = _counters(state, keys, before, before_keys, batch.counters)
+    reports = _from_events(prior, events, np.searchsorted(keys, event_keys))
+    clocks = _offsets(state, keys, prior, batch.ties)
 
     # The next boot's values: from its new row, if it is recomputed, too; else from its old row.
     begun = np.concatenate((reports["begun"], _numbers(rest, "begun")))
@@ -357,23 +361,17 @@ def _rows(
     unexplained = missing - sum(explained.values())
 
     checked = np.array([batch.checked.get(key, (0, 0)) for key in keys.tolist()], dtype=np.int64).reshape(-1, 2)
-    at = np.searchsorted(keys, before_keys)
-    for column, name in enumerate(("in_tables", "twice")):
-        checked[at, column] += before[name].to_numpy()
-    published = last - first + 1 - unreal
-    absent = np.maximum(0, published - missing - checked[:, 0])
-
-    one_each = pa.array(np.arange(len(keys) + 1, dtype=np.int32))
-    bins = pa.StructArray.from_arrays(
-        [merged[name].combine_chunks() for name in ("base_us", "steps", "counts")], names=["base_us", "steps", "counts"]
+    in_tables, twice = (
+        one + np.nan_to_num(_numbers(prior, name)).astype(np.int64)
+        for one, name in zip(checked.T, ("in_tables", "twice"), strict=True)
     )
-    offset_us = _integers(clocks["offset_us"])
-    figures = delays.figures(pa.ListArray.from_arrays(one_each, bins), offset_us, late_after_s, SHARES)
+    published = last - first + 1 - unreal
     ranges = pa.StructArray.from_arrays([pa.array(lo), pa.array(hi)], fields=list(schemas.RANGE))
     offsets = np.searchsorted(place_of, np.arange(len(keys) + 1)).astype(np.int32)
-    columns: dict[str, Any] = {name: merged[name] for name in schemas.TALLY.names}
+    histograms = (tally[name].combine_chunks() for name in ("steps", "counts"))
+    columns: dict[str, Any] = {name: tally[name] for name in schemas.TALLY.names}
+    columns |= delays.figures(tally["base_us"].to_numpy(), *histograms, clocks["offset_us"], late_after_s)
     columns |= {
-        "cause": reports["cause"],
         "first_seq": first,
         "last_seq": last,
         "published": published,
@@ -382,38 +380,25 @@ def _rows(
         "unexplained": unexplained,
         "suspect": suspect,
         "missing_ranges": pa.ListArray.from_arrays(pa.array(offsets), ranges),
-        "in_tables": checked[:, 0],
-        "twice": checked[:, 1],
-        "absent": absent,
-        "late": figures.field("late"),
-        **{f"delay_p{round(100 * s)}_ms": _rounded(figures.field(f"p{round(100 * s)}")) for s in SHARES},
-        "delay_octaves": figures.field("octaves"),
+        "in_tables": in_tables,
+        "twice": twice,
+        "absent": np.maximum(0, published - missing - in_tables),
         "open": ~follows,
-        **{name: _integers(reports[name]) for name in ("begun", "cause_seq", "dropped_before", "dropped_after")},
-        "tied_seq": _integers(clocks["tied_seq"]),
-        "offset_us": offset_us,
-        **counters,
+        **reports,
+        **clocks,
+        **_counters(state, keys, prior, batch.counters),
     }
     arrays = [_cast(columns[one.name], one.type) for one in schemas.AUDIT]
     return pa.table(arrays, schema=schemas.AUDIT)
 
 
 def _cast(column: Any, kind: pa.DataType) -> pa.Array:
+    """Return a column as this type; in an array of floats, NaN is null."""
     if isinstance(column, pa.ChunkedArray):
         column = column.combine_chunks()
     if isinstance(column, np.ndarray):
-        column = pa.array(column)
+        column = pa.array(column, from_pandas=True)
     return column if column.type == kind else column.cast(kind)
-
-
-def _rounded(column: pa.Array) -> pa.Array:
-    return pc.round(column, 3)
-
-
-def _integers(column: np.ndarray) -> pa.Array:
-    """Return floats as integers, NaN as null. Sequence numbers and counters are far below 2^53."""
-    unknown = np.isnan(column)
-    return pa.array(np.where(unknown, 0, column).astype(np.int64), mask=unknown)
 
 
 def _numbers(table: pa.Table, name: str) -> np.ndarray:
@@ -455,61 +440,47 @@ def _gaps(
     return of[real], lo[real], hi[real]
 
 
-def _from_events(
-    keys: np.ndarray, before: pa.Table, before_keys: np.ndarray, events: pa.Table, event_keys: np.ndarray
-) -> dict[str, Any]:
-    """Return the values from each boot's events, of earlier batches and of this one."""
-    found: dict[str, Any] = {}
-    at, old_at = np.searchsorted(keys, event_keys), np.searchsorted(keys, before_keys)
-    for name, source, reduce in (
-        ("begun", "first", np.fmin),
-        ("dropped_before", "dropped", np.fmin),
-        ("dropped_after", "dropped", np.fmax),
-    ):
-        column = np.full(len(keys), np.nan)
-        column[old_at] = _numbers(before, name)
-        reduce.at(column, at, _numbers(events, source))
-        found[name] = column
+def _from_events(prior: pa.Table, events: pa.Table, at: np.ndarray) -> dict[str, Any]:
+    """Return the values from each boot's events, of earlier batches and of this one (`at`: the index of their boots)."""
+    found: dict[str, Any] = {name: _numbers(prior, name) for name in ("begun", "dropped_before", "dropped_after")}
+    np.fmin.at(found["begun"], at, _numbers(events, "first"))
+    np.fmin.at(found["dropped_before"], at, _numbers(events, "dropped"))
+    np.fmax.at(found["dropped_after"], at, _numbers(events, "dropped"))
     # The cause is from the message with the lowest number that has one.
-    cause = pa.chunked_array([*before["cause"].chunks, *events["cause"].chunks], pa.string()).combine_chunks()
-    seq = np.concatenate((_numbers(before, "cause_seq"), _numbers(events, "seq")))
-    of = np.concatenate((old_at, at))
-    valid = np.flatnonzero(cause.is_valid().to_numpy(zero_copy_only=False))
-    valid = valid[np.lexsort((seq[valid], of[valid]))]
-    boots, first = np.unique(of[valid], return_index=True)
-    chosen = np.full(len(keys), -1)
-    chosen[boots] = valid[first]
-    unknown = chosen < 0
-    found["cause"] = cause.take(pa.array(np.where(unknown, 0, chosen), mask=unknown))
-    found["cause_seq"] = np.full(len(keys), np.nan)
-    found["cause_seq"][boots] = seq[valid[first]]
+    cause = pa.chunked_array([*prior["cause"].chunks, *events["cause"].chunks], pa.string()).combine_chunks()
+    seq = np.concatenate((_numbers(prior, "cause_seq"), _numbers(events, "seq")))
+    seq[cause.is_null().to_numpy(zero_copy_only=False)] = np.nan
+    chosen, found["cause_seq"] = _of_each(len(prior), at, seq, lowest=True)
+    found["cause"] = cause.take(chosen)
     return found
 
 
-def _offsets(
-    state: State, keys: np.ndarray, before: pa.Table, before_keys: np.ndarray, new: list[pa.Table]
-) -> dict[str, np.ndarray]:
-    """Return each boot's clock minus its uptime, from its last tie, and that tie's number."""
-    table = _concatenated(new, schemas.TIES)
-    place = np.searchsorted(keys, np.concatenate((before_keys, state.keys_of(table))))
-    found = {}
-    seq = np.concatenate((_numbers(before, "tied_seq"), table["seq"].to_numpy()))
+def _of_each(boots: int, at: np.ndarray, seq: np.ndarray, lowest: bool) -> tuple[pa.Array, np.ndarray]:
+    """Return for each boot the row with its highest or lowest number, null without one; and that number.
+
+    The first rows are one for each boot; `at` has the boots of the rows after them. NaN is no number.
+    """
+    place = np.concatenate((np.arange(boots), at))
     order = np.lexsort((seq, place))
     order = order[~np.isnan(seq[order])]
-    for name, new_name in (("tied_seq", "seq"), ("offset_us", "offset_us")):
-        found[name] = np.full(len(keys), np.nan)
-        found[name][place[order]] = np.concatenate((_numbers(before, name), table[new_name].to_numpy()))[order]
-    return found
+    chosen = np.full(boots, -1)
+    order = order[::-1] if lowest else order
+    chosen[place[order]] = order  # the last one stays
+    return pa.array(chosen, mask=chosen < 0), np.where(chosen < 0, np.nan, seq[chosen])
 
 
-def _counters(
-    state: State, keys: np.ndarray, before: pa.Table, before_keys: np.ndarray, new: list[pa.Table]
-) -> dict[str, pa.Array]:
+def _offsets(state: State, keys: np.ndarray, prior: pa.Table, new: list[pa.Table]) -> dict[str, np.ndarray]:
+    """Return each boot's clock minus its uptime, from its last tie, and that tie's number."""
+    table = _concatenated(new, schemas.TIES)
+    seq = np.concatenate((_numbers(prior, "tied_seq"), table["seq"].to_numpy()))
+    chosen, tied_seq = _of_each(len(prior), np.searchsorted(keys, state.keys_of(table)), seq, lowest=False)
+    offset = np.concatenate((_numbers(prior, "offset_us"), table["offset_us"].to_numpy()))
+    return {"tied_seq": tied_seq, "offset_us": pc.fill_null(pa.array(offset).take(chosen), np.nan).to_numpy()}
+
+
+def _counters(state: State, keys: np.ndarray, prior: pa.Table, new: list[pa.Table]) -> dict[str, np.ndarray]:
     """Return the boards' counters: the fewest and the most erases, connections, and the uptime of the last report."""
-    found = {name: np.full(len(keys), np.nan) for name in COUNTERS}
-    at = np.searchsorted(keys, before_keys)
-    for name in COUNTERS:
-        found[name][at] = _numbers(before, name)
+    found = {name: _numbers(prior, name) for name in COUNTERS}
     for table in new:
         places = np.searchsorted(keys, state.keys_of(table))
         value, uptime = table["value"].to_numpy(), _numbers(table, "uptime")
@@ -518,7 +489,7 @@ def _counters(
         np.fmax.at(found["erases"], places[is_wear], value[is_wear])
         np.fmax.at(found["connects"], places[~is_wear], value[~is_wear])
         np.fmax.at(found["told_uptime"], places, uptime)
-    return {name: pa.array(column, from_pandas=True) for name, column in found.items()}
+    return found
 
 
 LIFE_SUMS = [one.name for one in schemas.LIVES if one.type == pa.int64() and not one.nullable and one.name != "boots"]

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from tools.landing import segments
 
-from . import delays, intervals, lives, placing, plain, prints, schemas, senml, ties
+from . import intervals, lives, parts, placing, plain, prints, schemas, senml, ties
 from .files import table_of
 from .mapping import Mapping
 from .senml import EVENT_LABELS
@@ -553,49 +553,19 @@ class _Batch:
         )
         replay = np.zeros(len(order), dtype=bool)
         replay[copy] = self._replayed(order[copy])
-        groups, inverse = np.unique(group, return_inverse=True)
-        size = len(groups)
-
-        def count(flags: np.ndarray) -> np.ndarray:
-            return np.bincount(inverse[flags], minlength=size)
-
-        row = records["row"].to_numpy()
-        per_row = np.bincount(row, minlength=int(self.place.max()) + 1)
-        readings = np.bincount(inverse[new], weights=per_row[self.place[order[new]]], minlength=size).astype(np.int64)
-        starts = np.searchsorted(inverse, np.arange(size))
-        first_arrival = np.minimum.reduceat(arrival_us, starts)
-        last_arrival = np.maximum.reduceat(arrival_us, starts)
+        per_row = np.bincount(records["row"].to_numpy(), minlength=int(self.place.max()) + 1)
+        counts = [new, np.where(new, per_row[self.place[order]], 0), copy & ~replay, replay, reordered, returned]
         # Arrival minus uptime (or minus the board's own time, if it sends no uptime).
         time_us = pc.fill_null(self.messages["time_us"], 0).to_numpy()
         up_us = np.rint(pc.fill_null(self.uptime, 0.0).to_numpy() * 1e6).astype(np.int64)
-        moment = np.where(_is_valid(self.uptime), up_us, time_us)[order]
-        lag = arrival_us - moment
-        far = np.iinfo(np.int64).max
-        base = np.minimum.reduceat(np.where(new, lag, far), starts)
-        base = np.where(base == far, 0, base)
-        step = delays.steps((lag - base[inverse])[new])
-        pairs, counts = np.unique(inverse[new] * 4096 + step, return_counts=True)
-        offsets = np.searchsorted(pairs, np.arange(size + 1) * 4096).astype(np.int32)
+        base = np.where(new, arrival_us - np.where(_is_valid(self.uptime), up_us, time_us)[order], parts.NO_BASE)
+        row = np.flatnonzero(new)
+        groups, of = np.unique(group, return_inverse=True)
         device, life, boot = unpack(self.state.keys[groups])
-        return table_of(
-            [
-                pa.array(self.state.devices, pa.string()).take(pa.array(device)),
-                pa.array(life.astype(np.int32)),
-                pa.array(boot),
-                pa.array(count(new)),
-                pa.array(readings),
-                pa.array(count(copy & ~replay)),
-                pa.array(count(replay)),
-                pa.array(count(reordered)),
-                pa.array(count(returned)),
-                pa.array(first_arrival).cast(schemas.MOMENT),
-                pa.array(last_arrival).cast(schemas.MOMENT),
-                pa.array(base),
-                pa.ListArray.from_arrays(pa.array(offsets), pa.array((pairs % 4096).astype(np.int32))),
-                pa.ListArray.from_arrays(pa.array(offsets), pa.array(counts)),
-            ],
-            schemas.TALLY,
-        )
+        names = pa.array(self.state.devices, pa.string()).take(pa.array(device))
+        key = [names, pa.array(life.astype(np.int32)), pa.array(boot)]
+        each = np.ones(len(row), dtype=np.int64)
+        return parts.tally(key, of, counts, (arrival_us, arrival_us), base, row, 0 * each, each)
 
 
 def _is_valid(column: pa.Array) -> np.ndarray:
