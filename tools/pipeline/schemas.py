@@ -17,38 +17,39 @@ FORMAT = 4
 
 LARGEST = 2**31 - 1  # of a boot and of a sequence number
 MOMENT = pa.timestamp("us", tz="UTC")
+INT32, INT64, FLOAT, TEXT = pa.int32(), pa.int64(), pa.float64(), pa.string()
+
+
+def _always(kind: pa.DataType, *names: str) -> list[pa.Field]:
+    """Return columns of one type that every row has."""
+    return [pa.field(name, kind, nullable=False) for name in names]
+
+
+def _maybe(kind: pa.DataType, *names: str) -> list[pa.Field]:
+    """Return columns of one type that may be null."""
+    return [pa.field(name, kind) for name in names]
+
 
 # A message's identity. `life` begins at 1 and rises by 1 each time that a device's counters begin again (flash wiped, or
 # board replaced with the same id); see lives.py. It is 0 if the message has no identity; see plain.py.
-KEY = [
-    pa.field("device", pa.string(), nullable=False),
-    pa.field("life", pa.int32(), nullable=False),
-    pa.field("boot", pa.int64(), nullable=False),
-]
-SEQ = pa.field("seq", pa.int64(), nullable=False)
+KEY = [*_always(TEXT, "device"), *_always(INT32, "life"), *_always(INT64, "boot")]
+SEQ = pa.field("seq", INT64, nullable=False)
 
 # The origin of a row: its position in the collector's log, where its payload can be found.
-ORIGIN = [
-    pa.field("arrival", MOMENT, nullable=False),
-    pa.field("collector", pa.string(), nullable=False),
-    pa.field("segment", pa.int64(), nullable=False),
-    pa.field("row", pa.int64(), nullable=False),
-]
+ORIGIN = [*_always(MOMENT, "arrival"), *_always(TEXT, "collector"), *_always(INT64, "segment", "row")]
 
 READINGS = pa.schema(
     [
         *KEY,
         SEQ,
-        pa.field("index", pa.int32(), nullable=False),  # the record's place in its pack
-        pa.field("name", pa.string()),
-        pa.field("unit", pa.string()),
-        pa.field("value", pa.float64()),
-        pa.field("text", pa.string()),
-        pa.field("flag", pa.bool_()),
-        pa.field("blob", pa.string()),  # SenML "vd": base64url, as sent
-        pa.field("sum", pa.float64()),
-        pa.field("uptime", pa.float64()),  # seconds since the boot
-        pa.field("time", MOMENT),  # by the board's own clock, if it was set
+        *_always(INT32, "index"),  # the record's place in its pack
+        *_maybe(TEXT, "name", "unit"),
+        *_maybe(FLOAT, "value"),
+        *_maybe(TEXT, "text"),
+        *_maybe(pa.bool_(), "flag"),
+        *_maybe(TEXT, "blob"),  # SenML "vd": base64url, as sent
+        *_maybe(FLOAT, "sum", "uptime"),  # the uptime in seconds since the boot
+        *_maybe(MOMENT, "time"),  # by the board's own clock, if it was set
         *ORIGIN,
     ]
 )
@@ -57,176 +58,104 @@ EVENTS = pa.schema(
     [
         *KEY,
         SEQ,
-        pa.field("first", pa.int64()),  # sequence number of the boot's first message
-        pa.field("cause", pa.string()),  # of the reset
-        pa.field("dropped", pa.int64()),  # dropped by policy so far, in the device's life
-        pa.field("doubt_first", pa.int64()),  # a range of messages that the board reported as in doubt
-        pa.field("doubt_last", pa.int64()),
-        pa.field("since", pa.int64()),  # the life's first number, if it is not 1
-        pa.field("uptime", pa.float64()),
-        pa.field("time", MOMENT),
+        *_maybe(INT64, "first"),  # sequence number of the boot's first message
+        *_maybe(TEXT, "cause"),  # of the reset
+        *_maybe(INT64, "dropped"),  # dropped by policy so far, in the device's life
+        *_maybe(INT64, "doubt_first", "doubt_last"),  # a range of messages that the board reported as in doubt
+        *_maybe(INT64, "since"),  # the life's first number, if it is not 1
+        *_maybe(FLOAT, "uptime"),
+        *_maybe(MOMENT, "time"),
         *ORIGIN,
     ]
 )
 
-TIES = pa.schema(
-    [
-        *KEY,
-        SEQ,
-        pa.field("offset_us", pa.int64(), nullable=False),  # the board's clock minus its uptime
-        pa.field("uptime", pa.float64(), nullable=False),
-        pa.field("arrival", MOMENT, nullable=False),
-    ]
-)
+# `offset_us` is the board's clock minus its uptime.
+TIES = pa.schema([*KEY, SEQ, *_always(INT64, "offset_us"), *_always(FLOAT, "uptime"), ORIGIN[0]])
 
-DUPLICATES = pa.schema(
-    [
-        *KEY,
-        SEQ,
-        pa.field("cause", pa.string(), nullable=False),  # "resend", "replay" or "retained"
-        pa.field("uptime", pa.float64()),
-        *ORIGIN,
-    ]
-)
+# The cause is "resend", "replay" or "retained".
+DUPLICATES = pa.schema([*KEY, SEQ, *_always(TEXT, "cause"), *_maybe(FLOAT, "uptime"), *ORIGIN])
 
-QUARANTINE = pa.schema(
-    [
-        pa.field("reason", pa.string(), nullable=False),
-        pa.field("topic", pa.string(), nullable=False),
-        pa.field("payload", pa.binary()),
-        *ORIGIN,
-    ]
-)
+QUARANTINE = pa.schema([*_always(TEXT, "reason", "topic"), *_maybe(pa.binary(), "payload"), *ORIGIN])
 
-_COUNTS = [
-    pa.field("delivered", pa.int64(), nullable=False),  # distinct messages
-    pa.field("readings", pa.int64(), nullable=False),
-    pa.field("resent", pa.int64(), nullable=False),
-    pa.field("replayed", pa.int64(), nullable=False),
-    pa.field("reordered", pa.int64(), nullable=False),
-    # How often the device's newest message went back to an older life; for boards without a life, also to an older boot
-    # or far back in its numbers. This is rare for one board, and frequent for two boards with the same id.
-    pa.field("returns", pa.int64(), nullable=False),
-]
-_ARRIVALS = [
-    pa.field("first_arrival", MOMENT, nullable=False),
-    pa.field("last_arrival", MOMENT, nullable=False),
-]
+# `delivered` counts distinct messages. `returns`: how often the device's newest message went back to an older life; for
+# boards without a life, also to an older boot or far back in its numbers. This is rare for one board, and frequent for two
+# boards with the same id.
+_COUNTS = _always(INT64, "delivered", "readings", "resent", "replayed", "reordered", "returns")
+_ARRIVALS = _always(MOMENT, "first_arrival", "last_arrival")
+# A histogram of arrival minus uptime, which is `base_us` plus a step of delays.py. With the boot's clock offset it becomes a
+# histogram of delays.
 _DELAYS = [
-    # A histogram of arrival minus uptime, which is `base_us` plus a step of delays.py. With the boot's clock offset it
-    # becomes a histogram of delays.
-    pa.field("base_us", pa.int64(), nullable=False),
-    pa.field("steps", pa.list_(pa.int32()), nullable=False),
-    pa.field("counts", pa.list_(pa.int64()), nullable=False),
+    *_always(INT64, "base_us"),
+    *_always(pa.list_(INT32), "steps"),
+    *_always(pa.list_(INT64), "counts"),
 ]
 TALLY = pa.schema([*KEY, *_COUNTS, *_ARRIVALS, *_DELAYS])
 
 REASONS = ("refused", "expired", "dropped", "damaged", "in_doubt")
 """The reasons that a board gives for a missing number. A number with several reasons counts for the first one."""
-RANGE = pa.struct([pa.field("lo", pa.int64(), nullable=False), pa.field("hi", pa.int64(), nullable=False)])
+RANGE = pa.struct(_always(INT64, "lo", "hi"))
 
 # The audit: one row per boot. First what it published and what was delivered, then values that the next batch needs.
 AUDIT = pa.schema(
     [
         *KEY,
-        pa.field("cause", pa.string()),
-        pa.field("first_seq", pa.int64(), nullable=False),
-        pa.field("last_seq", pa.int64(), nullable=False),
-        pa.field("published", pa.int64(), nullable=False),
+        *_maybe(TEXT, "cause"),
+        *_always(INT64, "first_seq", "last_seq", "published"),
         *_COUNTS,
-        pa.field("missing", pa.int64(), nullable=False),
         # The missing numbers, each counted once: those that the board gave up, those in doubt, and the rest.
-        *[pa.field(name, pa.int64(), nullable=False) for name in REASONS],
-        pa.field("unexplained", pa.int64(), nullable=False),
+        *_always(INT64, "missing", *REASONS, "unexplained"),
         # Gaps that are too long for a loss (lives.MOST_GAP): their numbers count neither as published nor as missing.
-        pa.field("suspect", pa.int64(), nullable=False),
-        pa.field("missing_ranges", pa.list_(RANGE), nullable=False),
-        pa.field("in_tables", pa.int64(), nullable=False),  # messages read back from the files after they were written
-        pa.field("twice", pa.int64(), nullable=False),  # surplus rows
-        pa.field("absent", pa.int64(), nullable=False),  # messages that the state has, but no file
-        pa.field("late", pa.int64(), nullable=False),
-        pa.field("delay_p50_ms", pa.float64()),
-        pa.field("delay_p90_ms", pa.float64()),
-        pa.field("delay_p99_ms", pa.float64()),
-        pa.field(
-            "delay_octaves", pa.list_(pa.struct([("octave", pa.int32()), ("messages", pa.int64())])), nullable=False
-        ),
-        pa.field("open", pa.bool_(), nullable=False),
+        *_always(INT64, "suspect"),
+        *_always(pa.list_(RANGE), "missing_ranges"),
+        # Messages read back from the files after they were written; surplus rows; messages that the state has, but no file.
+        *_always(INT64, "in_tables", "twice", "absent"),
+        *_always(INT64, "late"),
+        *_maybe(FLOAT, "delay_p50_ms", "delay_p90_ms", "delay_p99_ms"),
+        *_always(pa.list_(pa.struct([("octave", INT32), ("messages", INT64)])), "delay_octaves"),
+        *_always(pa.bool_(), "open"),
         *_ARRIVALS,
-        # Values that the next batch needs.
-        pa.field("begun", pa.int64()),  # the first number, from the boot message
-        pa.field("cause_seq", pa.int64()),
-        pa.field("dropped_before", pa.int64()),
-        pa.field("dropped_after", pa.int64()),
-        pa.field("tied_seq", pa.int64()),  # of the boot's last tie, whose offset is used for the delays
-        pa.field("offset_us", pa.int64()),
+        # Values that the next batch needs: the first number, from the boot message; the number of the message with the
+        # cause; the boot's last tie, whose offset is used for the delays.
+        *_maybe(INT64, "begun", "cause_seq", "dropped_before", "dropped_after", "tied_seq", "offset_us"),
         *_DELAYS,
         # The board's own counters in this boot: erases of its most worn sector, connections.
-        pa.field("erases_first", pa.float64()),
-        pa.field("erases", pa.float64()),
-        pa.field("connects", pa.float64()),
-        pa.field("told_uptime", pa.float64()),
+        *_maybe(FLOAT, "erases_first", "erases", "connects", "told_uptime"),
     ]
 )
 
-_OF_A_BOOT = (
-    *("published", "delivered", "resent", "replayed", "returns", "missing"),
-    *(*REASONS, "unexplained", "suspect", "late", "twice", "absent"),
-)
 # The same by device and life: sums, and values for the report and the verdict.
 LIVES = pa.schema(
     [
         *KEY[:2],
-        *[pa.field(name, pa.int64(), nullable=False) for name in ("boots", *_OF_A_BOOT)],
+        *_always(INT64, "boots", "published", "delivered", "resent", "replayed", "returns", "missing", *REASONS),
+        *_always(INT64, "unexplained", "suspect", "late", "twice", "absent"),
         *_ARRIVALS,
-        pa.field("since", pa.int64()),  # the life's first number, if the board reported another one than 1
+        *_maybe(INT64, "since"),  # the life's first number, if the board reported another one than 1
         # Numbers that the board reported as given up or in doubt, by reason: disjoint ranges.
-        *[pa.field(f"{name}_ranges", pa.list_(RANGE), nullable=False) for name in REASONS],
-        pa.field("erases_first", pa.float64()),
-        pa.field("erases", pa.float64()),
-        pa.field("told_uptime", pa.float64(), nullable=False),
-        pa.field("reconnects", pa.float64()),
+        *_always(pa.list_(RANGE), *(f"{name}_ranges" for name in REASONS)),
+        *_maybe(FLOAT, "erases_first", "erases"),
+        *_always(FLOAT, "told_uptime"),
+        *_maybe(FLOAT, "reconnects"),
     ]
 )
 
-INTERVALS = pa.schema([*KEY, pa.field("lo", pa.int64(), nullable=False), pa.field("hi", pa.int64(), nullable=False)])
+INTERVALS = pa.schema([*KEY, *RANGE])
 
 # A 32-bit hash of every stored message's payload: see prints.py.
-PRINTS = pa.schema([*KEY, SEQ, pa.field("print", pa.int32(), nullable=False)])
+PRINTS = pa.schema([*KEY, SEQ, *_always(INT32, "print")])
 
-# The numbers that a board gave up: a reason, and a range of numbers of this life.
-UNDELIVERED = pa.schema(
-    [
-        *KEY,
-        SEQ,  # of the message that reported them
-        pa.field("reason", pa.string(), nullable=False),  # "refused", "expired", "dropped", "damaged"
-        pa.field("lo", pa.int64(), nullable=False),
-        pa.field("hi", pa.int64(), nullable=False),
-    ]
-)
+# The numbers that a board gave up: the message that reported them, a reason ("refused", "expired", "dropped", "damaged"),
+# and a range of numbers of this life.
+UNDELIVERED = pa.schema([*KEY, SEQ, *_always(TEXT, "reason"), *RANGE])
 
 # The lives of each device, the boards' numbers for them (0: none), and each device's newest message, in its life's row.
 IDENTITIES = pa.schema(
-    [
-        *KEY[:2],
-        pa.field("identity", pa.int64(), nullable=False),
-        pa.field("boot", pa.int64()),
-        pa.field("seq", pa.int64()),
-        pa.field("arrival", MOMENT),
-    ]
+    [*KEY[:2], *_always(INT64, "identity"), *_maybe(INT64, "boot", "seq"), *_maybe(MOMENT, "arrival")]
 )
 
 # The messages that are held until their life is known. Meanwhile they count as quarantine (commits.py).
 HELD = pa.schema(
-    [
-        KEY[0],
-        *QUARANTINE,
-        pa.field("identity", pa.int64(), nullable=False),
-        KEY[2],
-        SEQ,
-        pa.field("first", pa.int64()),
-        pa.field("print", pa.int32(), nullable=False),
-    ]
+    [KEY[0], *QUARANTINE, *_always(INT64, "identity"), KEY[2], SEQ, *_maybe(INT64, "first"), *_always(INT32, "print")]
 )
 
 TABLES = {
@@ -243,27 +172,13 @@ AGING = ("readings", "prints", "duplicates", "quarantine")
 """The tables with a retention by age. Events and ties are kept: they are few, and date the readings."""
 
 # The sums by device for messages without an identity: see plain.py.
-PLAIN = pa.schema(
-    [
-        KEY[0],
-        pa.field("messages", pa.int64(), nullable=False),
-        pa.field("readings", pa.int64(), nullable=False),
-        pa.field("copies", pa.int64(), nullable=False),
-        *_ARRIVALS,
-    ]
-)
+PLAIN = pa.schema([KEY[0], *_always(INT64, "messages", "readings", "copies"), *_ARRIVALS])
 
 STATE = {"intervals": INTERVALS, "identities": IDENTITIES, "held": HELD, "audit": AUDIT, "lives": LIVES, "plain": PLAIN}
 
-# A task's result: the files that it wrote.
+# A task's result: the files that it wrote. With the table "summary": the bucket's addition to the fleet's sums, as JSON.
 DONE = pa.schema(
-    [
-        pa.field("bucket", pa.int32(), nullable=False),
-        pa.field("table", pa.string(), nullable=False),
-        pa.field("file", pa.string(), nullable=False),
-        pa.field("rows", pa.int64(), nullable=False),
-        pa.field("summary", pa.string()),  # of table "summary": the bucket's addition to the fleet's sums, as JSON
-    ]
+    [*_always(INT32, "bucket"), *_always(TEXT, "table", "file"), *_always(INT64, "rows"), *_maybe(TEXT, "summary")]
 )
 
 
