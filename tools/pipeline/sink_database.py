@@ -5,9 +5,10 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -31,7 +32,15 @@ KEYS = {
     "boots": ("device", "life", "boot"),
 }
 """The key columns of each table. Readings and events have their position in the collector's log, which is unique."""
+TYPES = {
+    pa.string(): "text",
+    pa.int32(): "integer",
+    pa.int64(): "bigint",
+    pa.float64(): "double precision",
+    pa.bool_(): "boolean",
+}
 SHEET = ("taken", "device", "name", "value", "unit", "text", "flag", "dated_by", "arrival")
+SHEET_QUERY = f"SELECT {', '.join(SHEET)} FROM dated ORDER BY device, taken, name"
 
 
 class SinkError(Failure):
@@ -62,11 +71,13 @@ class Sink(ABC):
         where: the database, for people.
         error: what its driver raises.
         mark: a parameter in its SQL.
+        moment: its type of a time.
     """
 
     where: str
     error: type[Exception]
     mark: str
+    moment: str
     _connection: Any
 
     @abstractmethod
@@ -92,6 +103,13 @@ class Sink(ABC):
                 raise SinkError(f"{self.where}: {first_line(error)}") from error
             raise
 
+    def _columns(self, table: str) -> str:
+        """Return the definitions of a table's columns for CREATE TABLE."""
+        return ", ".join(
+            f'"{one.name}" {TYPES.get(one.type, self.moment)}{"" if one.nullable else " NOT NULL"}'
+            for one in TABLES[table]
+        )
+
     def position(self) -> Position | None:
         """Return the position; None if the database is empty."""
         rows = self._run("SELECT told FROM position")
@@ -116,9 +134,20 @@ class Sink(ABC):
             self._run(f"DROP {one}")
         self._prepare()
 
-    @abstractmethod
     def forget(self, devices: list[str]) -> int:
         """Delete all rows of some devices, and their bytes; return the number of rows."""
+        deleted = 0
+        with self.transaction():
+            for table in TABLES:
+                rows = f"FROM {table} WHERE device = ANY({self.mark})"
+                deleted += self._run(f"SELECT count(*) {rows}", [devices])[0][0]
+                self._run(f"DELETE {rows}", [devices])
+        self._rewrite()
+        return deleted
+
+    @abstractmethod
+    def _rewrite(self) -> None:
+        """Rewrite the database's files, because they keep deleted bytes."""
 
     @abstractmethod
     def dated(self) -> Iterator[list[tuple[Any, ...]]]:
@@ -129,17 +158,21 @@ class Sink(ABC):
         self._connection.close()
 
 
+def driver(package: str) -> Any:
+    """Return a database's Python package.
+
+    Raises:
+        SinkError: it is not installed.
+    """
+    try:
+        return importlib.import_module(package)
+    except ImportError:
+        raise SinkError(f"the package {package} is not installed: pip install -r requirements.txt") from None
+
+
 def first_line(error: Exception) -> str:
     """Return the first line of a driver's error."""
     return next(iter(str(error).splitlines()), type(error).__name__)
-
-
-SHEET_QUERY = f"SELECT {', '.join(SHEET)} FROM dated ORDER BY device, taken, name"
-
-
-def column_definition(field: pa.Field, types: Mapping[pa.DataType, str]) -> str:
-    """Return a column's definition for CREATE TABLE; `types` has the database's names of types."""
-    return f'"{field.name}" {types[field.type]}' + ("" if field.nullable else " NOT NULL")
 
 
 def column_list(names: Iterable[str]) -> str:

@@ -15,26 +15,8 @@ import pyarrow as pa
 
 from tools.landing.durable import sync_directory
 
-from .sink_database import (
-    KEYS,
-    SHEET_QUERY,
-    TABLES,
-    Sink,
-    SinkError,
-    column_definition,
-    column_list,
-    dated_view,
-    first_line,
-)
+from .sink_database import KEYS, SHEET_QUERY, TABLES, Sink, SinkError, column_list, dated_view, driver, first_line
 
-TYPES = {
-    pa.string(): "VARCHAR",
-    pa.int32(): "INTEGER",
-    pa.int64(): "BIGINT",
-    pa.float64(): "DOUBLE",
-    pa.bool_(): "BOOLEAN",
-    pa.timestamp("us", tz="UTC"): "TIMESTAMP",
-}
 DATED = dated_view("epoch_us({})", "make_timestamp({})")
 ROWS = 65_536
 
@@ -42,15 +24,12 @@ ROWS = 65_536
 class DuckSink(Sink):
     """A DuckDB file."""
 
-    mark = "?"
+    mark, moment = "?", "TIMESTAMP"
 
     def __init__(self, path: Path):
-        try:
-            import duckdb
-        except ModuleNotFoundError:
-            raise SinkError("the package duckdb is not installed: pip install -r requirements.txt") from None
+        self._duckdb = driver("duckdb")
         # The target of a link, because `forget` replaces the file.
-        self._duckdb, self.error, self.path, self.where = duckdb, duckdb.Error, path.resolve(), str(path)
+        self.error, self.path, self.where = self._duckdb.Error, path.resolve(), str(path)
         self._open()
 
     def _open(self) -> None:
@@ -67,9 +46,8 @@ class DuckSink(Sink):
         return found
 
     def _prepare(self) -> None:
-        for table, schema in TABLES.items():
-            columns = ", ".join(column_definition(one, TYPES) for one in schema)
-            self._run(f"CREATE TABLE IF NOT EXISTS {table} ({columns})")
+        for table in TABLES:
+            self._run(f"CREATE TABLE IF NOT EXISTS {table} ({self._columns(table)})")
         self._run("CREATE TABLE IF NOT EXISTS position (told VARCHAR)")
         self._run(f"CREATE VIEW IF NOT EXISTS dated AS {DATED}")
 
@@ -86,25 +64,19 @@ class DuckSink(Sink):
         self.add(table, rows, False)
 
     def _insert(self, sql: str, rows: pa.Table) -> None:
-        naive = pa.schema(
-            [one.with_type(pa.timestamp("us")) if pa.types.is_timestamp(one.type) else one for one in rows.schema]
-        )
-        self._connection.register("incoming", rows.cast(naive))
+        naive = [one.with_type(pa.timestamp("us")) if pa.types.is_timestamp(one.type) else one for one in rows.schema]
+        self._connection.register("incoming", rows.cast(pa.schema(naive)))
         try:
             self._run(sql)
         finally:
             self._connection.unregister("incoming")
 
-    def forget(self, devices: list[str]) -> int:
-        """Delete all rows of some devices; rewrite the file, because it keeps deleted bytes. Return the number of rows."""
-        with self.transaction():
-            deleted = 0
-            for table in TABLES:
-                deleted += int(self._run(f"DELETE FROM {table} WHERE list_contains(?, device)", [devices])[0][0])
+    def _rewrite(self) -> None:
         anew = self.path.with_name(f".{self.path.name}.anew")
         anew.unlink(missing_ok=True)
         own = self._run("SELECT current_database()")[0][0]
-        self._run(f"ATTACH '{_quoted(str(anew))}' AS anew")
+        quoted = str(anew).replace("'", "''")
+        self._run(f"ATTACH '{quoted}' AS anew")
         self._run(f'COPY FROM DATABASE "{own}" TO anew')
         self._run("DETACH anew")
         self._connection.close()
@@ -115,14 +87,9 @@ class DuckSink(Sink):
         for leftover in (self.path.with_name(self.path.name + ".wal"), anew.with_name(anew.name + ".wal")):
             leftover.unlink(missing_ok=True)
         self._open()
-        return deleted
 
     def dated(self) -> Iterator[list[tuple[Any, ...]]]:
         """Yield the rows of the view `dated` for a spreadsheet, in batches, sorted by device and time."""
         found = self._connection.execute(SHEET_QUERY)
         while rows := found.fetchmany(ROWS):
             yield rows
-
-
-def _quoted(text: str) -> str:
-    return text.replace("'", "''")

@@ -16,26 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
 
-from .sink_database import (
-    KEYS,
-    SHEET_QUERY,
-    TABLES,
-    Sink,
-    SinkError,
-    column_definition,
-    column_list,
-    dated_view,
-    first_line,
-)
+from .sink_database import KEYS, SHEET_QUERY, TABLES, Sink, SinkError, column_list, dated_view, driver, first_line
 
-TYPES = {
-    pa.string(): "text",
-    pa.int32(): "integer",
-    pa.int64(): "bigint",
-    pa.float64(): "double precision",
-    pa.bool_(): "boolean",
-    pa.timestamp("us", tz="UTC"): "timestamptz",
-}
 DATED = dated_view(
     "CAST(extract(epoch FROM {}) * 1000000 AS bigint)", "(timestamptz 'epoch' + {} * interval '1 microsecond')"
 )
@@ -48,14 +30,14 @@ ROWS = 20_000
 class PostgresSink(Sink):
     """A schema of a PostgreSQL database."""
 
-    mark = "%s"
+    mark, moment = "%s", "timestamptz"
 
     def __init__(self, to: str, schema: str):
-        driver = _driver()
-        self.error, self.where = driver.Error, address(to)
+        psycopg = driver("psycopg")
+        self.error, self.where = psycopg.Error, address(to)
         self._schema = schema
         try:
-            self._connection = driver.connect(to, autocommit=True, connect_timeout=10, client_encoding="utf8")
+            self._connection = psycopg.connect(to, autocommit=True, connect_timeout=10, client_encoding="utf8")
         except self.error as error:
             raise SinkError(f"{self.where}: {first_line(error)}") from None
 
@@ -72,9 +54,8 @@ class PostgresSink(Sink):
         self._run(f'SET LOCAL search_path TO "{self._schema}", public')
         if self._run("SELECT to_regclass(%s)", [f'"{self._schema}".position'])[0][0]:
             return
-        for table, fields in TABLES.items():
-            columns = ", ".join(column_definition(one, TYPES) for one in fields)
-            self._run(f"CREATE TABLE {table} ({columns}, PRIMARY KEY ({column_list(KEYS[table])}))")
+        for table in TABLES:
+            self._run(f"CREATE TABLE {table} ({self._columns(table)}, PRIMARY KEY ({column_list(KEYS[table])}))")
         if self._run("SELECT 1 FROM pg_proc WHERE proname = 'create_hypertable'"):
             self._run("SELECT create_hypertable('readings', 'arrival', chunk_time_interval => %s::interval)", [CHUNK])
         self._run("CREATE INDEX readings_by_device ON readings (device, arrival)")
@@ -94,8 +75,7 @@ class PostgresSink(Sink):
         self._run("DROP TABLE IF EXISTS pg_temp.incoming")
         self._run(f"CREATE TEMPORARY TABLE incoming (LIKE {table}) ON COMMIT DROP")
         text = io.BytesIO()
-        options = pyarrow.csv.WriteOptions(include_header=False)
-        pyarrow.csv.write_csv(_storable(rows), text, options)
+        pyarrow.csv.write_csv(_storable(rows), text, pyarrow.csv.WriteOptions(include_header=False))
         names = column_list(TABLES[table].names)
         with self._connection.cursor().copy(f"COPY incoming ({names}) FROM STDIN (FORMAT csv)") as copy:
             copy.write(text.getvalue())
@@ -103,21 +83,18 @@ class PostgresSink(Sink):
         self._run(f"INSERT INTO {table} ({names}) SELECT {names} FROM incoming ON CONFLICT ({keys}) {conflict}")
 
     def forget(self, devices: list[str]) -> int:
-        """Delete all rows of some devices; rewrite the tables, because files keep deleted bytes. Return the number of rows.
+        """Delete all rows of some devices, and their bytes; return the number of rows.
 
         The server's write-ahead log, replicas and backups are not changed.
         """
-        deleted = 0
-        with self.transaction():
-            for table in TABLES:
-                sql = f"DELETE FROM {table} WHERE device = ANY(%s)"
-                deleted += self._connection.execute(sql, [[_short(one) for one in devices]]).rowcount
+        return super().forget([_short(one) for one in devices])
+
+    def _rewrite(self) -> None:
         try:
             for table in TABLES:
                 self._run(f'VACUUM FULL "{self._schema}".{table}')
         except self.error as error:
             raise SinkError(f"{self.where}: {first_line(error)}") from error
-        return deleted
 
     def dated(self) -> Iterator[list[tuple[Any, ...]]]:
         """Yield the rows of the view `dated` for a spreadsheet, in batches, sorted by device and time."""
@@ -129,21 +106,13 @@ class PostgresSink(Sink):
 
 def address(to: str) -> str:
     """Return an address without its password."""
-    conninfo = _driver().conninfo
+    psycopg = driver("psycopg")
     try:
-        parameters = conninfo.conninfo_to_dict(to)
-    except _driver().Error as error:
+        parameters = psycopg.conninfo.conninfo_to_dict(to)
+    except psycopg.Error as error:
         raise SinkError(f"this is no PostgreSQL address: {first_line(error)}") from None
     parameters.pop("password", None)
-    return str(conninfo.make_conninfo(**parameters)) or "dbname="
-
-
-def _driver() -> Any:
-    try:
-        import psycopg
-    except ImportError:
-        raise SinkError("the package psycopg is not installed: pip install -r requirements.txt") from None
-    return psycopg
+    return str(psycopg.conninfo.make_conninfo(**parameters)) or "dbname="
 
 
 def _storable(rows: pa.Table) -> pa.Table:
