@@ -24,7 +24,27 @@ from .verdict import MOST_ROWS, shown
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-BOOT = ["device", "life", "boot"]
+QUERY = """
+WITH audit AS (
+  SELECT device, life, boot, first_arrival, published - missing AS expected FROM {audit}
+), copies AS (
+  SELECT device, life, boot, seq, count(*) - 1 AS twice FROM {readings} WHERE life > 0
+  GROUP BY device, life, boot, seq, index
+  UNION ALL SELECT device, life, boot, seq, count(*) - 1 FROM {events} GROUP BY device, life, boot, seq
+), messages AS (
+  SELECT device, life, boot, seq, sum(twice) AS twice FROM copies GROUP BY device, life, boot, seq
+), found AS (
+  SELECT device, life, boot, count(*) AS in_tables, sum(twice) AS twice FROM messages GROUP BY device, life, boot
+)
+SELECT device, life, boot, first_arrival, coalesce(in_tables, 0) AS in_tables, coalesce(twice, 0) AS twice,
+  greatest(coalesce(expected, 0) - coalesce(in_tables, 0), 0) AS absent,
+  greatest(coalesce(in_tables, 0) - coalesce(expected, 0), 0) AS strange
+FROM audit FULL JOIN found USING (device, life, boot)"""
+"""Each boot's messages in the tables, compared with the audit."""
+PLAIN = """
+SELECT count(*) AS different, coalesce(sum(n), 0) AS rows FROM (
+  SELECT count(*) AS n FROM {readings} WHERE life = 0 GROUP BY collector, segment, row, arrival, index)"""
+"""The readings without an identity: each position of a collector's log is there once."""
 
 
 @dataclass
@@ -52,68 +72,34 @@ class Checked:
         return not (self.twice or self.absent or self.strange)
 
 
-def inside(readings: DataFrame, events: DataFrame) -> DataFrame:
-    """Return for each boot what the tables contain: the number of distinct messages, and of surplus rows."""
-    from pyspark.sql import functions as F  # noqa: N812
-
-    rows = readings.groupBy(*BOOT, "seq", "index").agg(F.count("*").alias("copies"))
-    reading = rows.groupBy(*BOOT, "seq").agg(F.sum(F.col("copies") - 1).alias("twice"))
-    event = events.groupBy(*BOOT, "seq").agg((F.count("*") - 1).alias("twice"))
-    both = reading.union(event).groupBy(*BOOT, "seq").agg(F.sum("twice").alias("twice"))
-    return both.groupBy(BOOT).agg(F.count("*").alias("in_tables"), F.sum("twice").alias("twice"))
+def compared(readings: DataFrame, events: DataFrame, audit: DataFrame) -> DataFrame:
+    """Return for each boot the messages and surplus rows in the tables, and the differences from the audit."""
+    return readings.sparkSession.sql(QUERY, readings=readings, events=events, audit=audit)
 
 
 def full_check(spark: SparkSession, out: str) -> Checked:
     """Compare all tables with the audit, except boots that began before the oldest day that is kept."""
-    from pyspark.sql import functions as F  # noqa: N812
-
     output = Output(out)
     commit = output.newest()
-    readings = output.read(spark, "readings")
-    found = inside(readings.where("life > 0"), output.read(spark, "events"))
-    audit = output.read(spark, "audit").select(
-        *BOOT, "first_arrival", (F.col("published") - F.col("missing")).alias("delivered")
-    )
-    both = audit.join(found, BOOT, "full")
+    tables = {name: output.read(spark, name) for name in ("readings", "events", "audit")}
     kept_from = output.kept_from()
-    if kept_from:
-        both = both.where(F.col("first_arrival") >= F.lit(kept_from).cast("timestamp"))
-    none = F.lit(0).cast("long")
-    in_tables, expected = F.coalesce("in_tables", none), F.coalesce("delivered", none)
-    both = both.select(
-        *BOOT,
-        in_tables.alias("in_tables"),
-        F.coalesce("twice", none).alias("twice"),
-        F.greatest(expected - in_tables, none).alias("absent"),
-        F.greatest(in_tables - expected, none).alias("strange"),
-    ).cache()
+    both = compared(**tables)
+    both = (both.where(f"first_arrival >= timestamp'{kept_from}'") if kept_from else both).cache()
     try:
-        sums = [F.coalesce(F.sum(name), none).alias(name) for name in ("in_tables", "twice", "absent", "strange")]
-        total = both.agg(F.count("*").alias("boots"), *sums).collect()[0]
-        bad = both.where("twice > 0 or absent > 0 or strange > 0").orderBy(BOOT).limit(MOST_ROWS).collect()
+        sums = [f"coalesce(sum({name}), 0)" for name in ("in_tables", "twice", "absent", "strange")]
+        boots, messages, twice, absent, strange = both.selectExpr("count(*)", *sums).collect()[0]
+        bad = both.where("twice > 0 or absent > 0 or strange > 0").orderBy("device", "life", "boot")
+        checked = Checked(boots, messages, twice, absent, strange, bad.limit(MOST_ROWS).collect())
     finally:
         both.unpersist()
-    checked = Checked(total.boots, total.in_tables, total.twice, total.absent, total.strange, bad)
     if not kept_from:
-        _check_plain(Books(output, commit), readings, checked)
+        expected = pc.sum(Books(output, commit).all("plain", schemas.PLAIN.names)["readings"]).as_py() or 0
+        plain = spark.sql(PLAIN, readings=tables["readings"]).collect()[0]
+        checked.plain = plain.different
+        checked.twice += plain.rows - plain.different
+        checked.absent += max(0, expected - plain.different)
+        checked.strange += max(0, plain.different - expected)
     return checked
-
-
-def _check_plain(books: Books, readings: DataFrame, checked: Checked) -> None:
-    """Compare the readings without an identity: each position of a collector's log once, as many as the sums by device."""
-    from pyspark.sql import functions as F  # noqa: N812
-
-    expected = pc.sum(books.all("plain", schemas.PLAIN.names)["readings"]).as_py() or 0
-    positions = (
-        readings.where("life = 0")
-        .groupBy("collector", "segment", "row", "arrival", "index")
-        .agg(F.count("*").alias("n"))
-    )
-    sums = positions.agg(F.count("*").alias("different"), F.coalesce(F.sum("n"), F.lit(0)).alias("rows")).collect()[0]
-    checked.plain = sums.different
-    checked.twice += sums.rows - sums.different
-    checked.absent += max(0, expected - sums.different)
-    checked.strange += max(0, sums.different - expected)
 
 
 @named("check")
@@ -127,21 +113,18 @@ def main(argv: list[str] | None = None) -> int:
     with session.opened(given.master, session.log_file(output.storage)) as spark:
         found = full_check(spark, given.out)
     for row in found.rows:
-        print(
-            f"  {shown(row.device)} boot {row.boot} (life {row.life}): {row.twice} rows twice, {row.absent} messages absent,"
-            f" {row.strange} that the audit does not know"
-        )
-    print(
-        f"{found.messages:,} messages of {found.boots:,} boots"
-        + (f", {found.plain:,} readings without an identity: " if found.plain else ": ")
-        + (
-            "tables and audit agree"
-            if found.agrees
-            else f"tables and audit do NOT agree: {found.twice:,} rows twice, {found.absent:,} messages absent,"
-            f" {found.strange:,} that the audit does not know"
-        )
-    )
+        print(f"  {shown(row.device)} boot {row.boot} (life {row.life}): {differences(row)}")
+    plain = f", {found.plain:,} readings without an identity" if found.plain else ""
+    result = "tables and audit agree" if found.agrees else f"tables and audit do NOT agree: {differences(found)}"
+    print(f"{found.messages:,} messages of {found.boots:,} boots{plain}: {result}")
     return int(not found.agrees)
+
+
+def differences(found: Any) -> str:
+    """Return a text about a boot's differences, or about those of all boots."""
+    return (
+        f"{found.twice:,} rows twice, {found.absent:,} messages absent, {found.strange:,} that the audit does not know"
+    )
 
 
 if __name__ == "__main__":
