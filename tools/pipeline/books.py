@@ -6,7 +6,7 @@ at the same time: it deletes a commit's files two batches later. A reader whose 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 import pyarrow as pa
@@ -59,8 +59,14 @@ class Books:
 
     def all(self, kind: str, columns: list[str], where: Where = None) -> pa.Table:
         """Return all matching rows. Only for queries with few results."""
-        schema = pa.schema([schemas.STATE[kind].field(name) for name in columns])
-        return pa.Table.from_batches([one.cast(schema) for one in self.rows(kind, columns, where)], schema)
+        return pa.concat_tables([self._none(kind, columns), *self._tables(kind, columns, where, True)])
+
+    def _none(self, kind: str, columns: list[str]) -> pa.Table:
+        return pa.schema([schemas.STATE[kind].field(name) for name in columns]).empty_table()
+
+    def _tables(self, kind: str, columns: list[str], where: Where, settled: bool) -> Iterator[pa.Table]:
+        schema = self._none(kind, columns).schema
+        return (pa.Table.from_batches([one]).cast(schema) for one in self.rows(kind, columns, where, settled))
 
     def worst(
         self,
@@ -72,15 +78,16 @@ class Books:
         settled: bool = True,
     ) -> pa.Table:
         """Return the first `most` rows in the given order."""
-        found = None
-        for batch in self.rows(kind, columns, where, settled):
-            table = pa.Table.from_batches([batch])
-            found = table if found is None else pa.concat_tables([found, table])
-            if found.num_rows > 2 * most:
-                found = found.take(pc.select_k_unstable(found, most, sort_keys=order))
-        if found is None:
-            return self.all(kind, columns, pc.scalar(False))
-        return found.sort_by(order).slice(0, most)
+        return first(self._tables(kind, columns, where, settled), order, most, self._none(kind, columns))
+
+
+def first(parts: Iterable[pa.Table], order: list[tuple[str, str]], most: int, found: pa.Table) -> pa.Table:
+    """Return the first `most` rows of `found` and of some more tables, in the given order."""
+    for part in parts:
+        found = pa.concat_tables([found, part])
+        if found.num_rows > 2 * most:
+            found = found.take(pc.select_k_unstable(found, most, sort_keys=order))
+    return found.sort_by(order).slice(0, most)
 
 
 def as_of_one_commit(output: Output, what: Callable[[Books], T]) -> T | None:

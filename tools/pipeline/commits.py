@@ -52,6 +52,16 @@ class Commit:
     whole: bool = False  # a compaction: it replaces all commits up to this batch
     forgets: bool = False  # of a compaction: `forget` made it, and it lacks the rows of some devices
 
+    @property
+    def named(self) -> set[str]:
+        """The files of the batch's tables."""
+        return {name for names in self.files.values() for name in names}
+
+    @property
+    def named_states(self) -> set[str]:
+        """The files of the state."""
+        return {name for names in self.state.values() for name in names.values()}
+
     def state_files(self, kind: str, settled: bool = True) -> list[str]:
         """Return the files of a kind of state. The keys of an audit's settled files have a dot and a number at the end."""
         return [
@@ -256,36 +266,33 @@ class Output:
             raise OutputError(
                 f"batch {commit.batch} of {self.storage.uri} was committed by another run: start only one run at a time"
             )
-        named = {name for names in commit.files.values() for name in names}
-        for directory in {name.rsplit("/", 1)[0] for name in named}:
-            for name in self.storage.list(directory):
-                if f"{directory}/{name}" not in named:
-                    self.storage.delete(f"{directory}/{name}")
+        self._delete_others({name.rsplit("/", 1)[0] for name in commit.named}, commit.named)
         self.storage.write_json(name_of(commit.batch), asdict(commit))
         self._delete_old_states(commit)
 
-    def replace(self, whole: Commit, old: list[str], then: Callable[[], None] = lambda: None) -> None:
+    def replace(self, whole: Commit, old: set[str], then: Callable[[], None] = lambda: None) -> None:
         """Write a compaction, which replaces all commits up to it; call `then`; delete the files that it does not name."""
         self.storage.write_json(name_of(whole.batch), asdict(whole))
         for number in self.numbers():
             if number < whole.batch:
                 self.storage.delete(name_of(number))
         then()
-        named = {name for names in whole.files.values() for name in names}
-        for name in old:
-            if name not in named:
-                self.storage.delete(name)
+        for name in old - whole.named:
+            self.storage.delete(name)
 
     def _delete_old_states(self, commit: Commit) -> None:
         """Delete state files that neither this commit nor the one before it needs."""
-        kept = {name for files in commit.state.values() for name in files.values()}
+        kept = commit.named_states
         if (commit.batch - 1) in self.numbers():
-            kept |= {name for files in self.commit(commit.batch - 1).state.values() for name in files.values()}
-        for kind in schemas.STATE:
-            for name in self.storage.list(f"state/{kind}", recursive=True):
-                full = f"state/{kind}/{name}"
-                if full not in kept and "/." not in full and not name.startswith(DELTA_LOG):
-                    self.storage.delete(full)
+            kept |= self.commit(commit.batch - 1).named_states
+        self._delete_others({f"state/{kind}" for kind in schemas.STATE}, kept)
+
+    def _delete_others(self, directories: set[str], kept: set[str]) -> None:
+        """Delete the files directly in some directories, except some files, and hidden ones."""
+        for directory in directories:
+            for name in self.storage.list(directory):
+                if f"{directory}/{name}" not in kept and not name.startswith("."):
+                    self.storage.delete(f"{directory}/{name}")
 
     def files(self, table: str) -> list[str]:
         """Return a table's files, of all commits; for a kind of state (`audit`, `intervals`, ...), those of the last commit."""
@@ -305,16 +312,10 @@ class Output:
         first = 1 if not commits or not commits[0].whole else commits[0].batch
         numbers = {commit.batch for commit in commits}
         missing = [name_of(batch) for batch in range(first, max(numbers, default=0)) if batch not in numbers]
-        named: dict[str, set[str]] = {}
-        for commit in commits:
-            for table, files in commit.files.items():
-                named.setdefault(table, set()).update(files)
-        for kind in schemas.STATE:
-            named[f"state/{kind}"] = set(commits[-1].state_files(kind)) if commits else set()
-        for directory, wanted in named.items():
-            if wanted:
-                there = {f"{directory}/{name}" for name in self.storage.list(directory, recursive=True)}
-                missing += sorted(wanted - there)
+        wanted = set().union(*(commit.named for commit in commits), commits[-1].named_states if commits else ())
+        tops = sorted({name.split("/", 1)[0] for name in wanted})
+        there = {f"{top}/{name}" for top in tops for name in self.storage.list(top, recursive=True)}
+        missing += sorted(wanted - there)
         if missing and self.numbers() != before:
             raise FileNotFoundError(missing[0])
         return missing

@@ -17,6 +17,7 @@ import datetime
 import sys
 import uuid
 from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -37,22 +38,24 @@ if TYPE_CHECKING:
 MOST_PARTS = 256
 
 
-class Merge:
-    """A task's work, which Spark sends to the executors: merge the files of one bucket, table and day."""
+def merge(out: Storage, to: int, items: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Merge the files named in `items`, rows of DONE; yield a row for each file written. (Spark sends this to its tasks.)
 
-    def __init__(self, out: Storage, batch: int):
-        self.out, self.batch = out, batch
+    `to` is the number of the commit.
+    """
+    work: dict[tuple[int, str, str], list[str]] = {}
+    for batch in items:
+        for one in batch.to_pylist():
+            work.setdefault((one["bucket"], one["table"], day_of(one["file"])), []).append(one["file"])
+    for (which, table, day), files in work.items():
+        name = f"{table}/day={day}/batch={to}/compact-{which:04d}-{uuid.uuid4().hex[:8]}.parquet"
+        rows = rewrite(out, sorted(files), name, schemas.TABLES[table])
+        yield pa.record_batch([[which], [table], [name], [rows], [None]], schema=schemas.DONE)
 
-    def __call__(self, items: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Merge the files named in `items` (bucket, table, file); yield a row for each file written."""
-        work: dict[tuple[int, str, str], list[str]] = {}
-        for batch in items:
-            for which, table, file in zip(*(column.to_pylist() for column in batch.columns[:3]), strict=True):
-                work.setdefault((which, table, day_of(file)), []).append(file)
-        for (which, table, day), files in work.items():
-            name = f"{table}/day={day}/batch={self.batch}/compact-{which:04d}-{uuid.uuid4().hex[:8]}.parquet"
-            rows = rewrite(self.out, sorted(files), name, schemas.TABLES[table])
-            yield pa.record_batch([[which], [table], [name], [rows], [None]], schema=schemas.DONE)
+
+def aged(files: dict[str, list[str]], keep_from: str | None) -> set[str]:
+    """Return the files of days before `keep_from`, of the tables with a retention by age."""
+    return {file for table in schemas.AGING for file in files.get(table, ()) if keep_from and day_of(file) < keep_from}
 
 
 def compact(spark: SparkSession | None, out: str, keep_from: str | None = None) -> Commit | None:
@@ -67,33 +70,32 @@ def compact(spark: SparkSession | None, out: str, keep_from: str | None = None) 
     commits = output.commits()
     if not commits:
         return None
-    last = commits[-1]
     delta = Delta(output)
     publish = delta.follow if delta.exist() else lambda: None
     publish()  # first: the log must have all rows before they move, and must not name files that are deleted
     merged = output.whole(commits)
-    old = merged.files
-    gone = [file for table in schemas.AGING if keep_from for file in old[table] if day_of(file) < keep_from]
-    kept = {table: [file for file in files if file not in set(gone)] for table, files in old.items()}
-    items = files_to_merge(kept)
+    old, named = merged.files, merged.named
+    gone = aged(old, keep_from)
+    merged.files = {table: [file for file in files if file not in gone] for table, files in old.items()}
+    items = files_to_merge(merged.files)
     if len(commits) < 2 and not gone and not items:
         return None
     for file in gone:
         merged.rows[file.split("/", 1)[0]] -= output.storage.rows(file)
-    merged.files = kept
     merged.kept_from = max((one for one in (merged.kept_from, keep_from if gone else None) if one), default=None)
     if items and spark is not None:
-        frame = spark.createDataFrame(items, schemas.spark_schema(schemas.DONE))
+        schema = schemas.spark_schema(schemas.DONE)
         parts = min(MOST_PARTS, len({(which, table) for which, table, *_ in items}))
-        merge = Merge(output.storage, last.batch)
-        parted = frame.repartition(parts, "bucket", "table")
-        done = parted.mapInArrow(merge, schemas.spark_schema(schemas.DONE)).collect()
+        frame = spark.createDataFrame(items, schema).repartition(parts, "bucket", "table")
+        done = frame.mapInArrow(partial(merge, output.storage, merged.batch), schema).collect()
         replaced = {file for _, _, file, *_ in items}
-        merged.files = {table: [file for file in files if file not in replaced] for table, files in kept.items()}
+        merged.files = {
+            table: [name for name in names if name not in replaced] for table, names in merged.files.items()
+        }
         for row in sorted(done):
             merged.files[row.table].append(row.file)
     merged.files = {table: files for table, files in merged.files.items() if files}
-    output.replace(merged, [file for files in old.values() for file in files], publish)
+    output.replace(merged, named, publish)
     return merged
 
 
@@ -113,15 +115,13 @@ def orphans(output: Output) -> list[str]:
     commits = output.commits()
     if not commits:
         return []
-    named = {name for commit in commits for names in commit.files.values() for name in names}
-    found = []
-    for table in schemas.TABLES:
-        for name in output.storage.list(table, recursive=True):
-            file = f"{table}/{name}"
-            batch = int(file.split("/batch=", 1)[1].split("/", 1)[0]) if "/batch=" in file else 0
-            if file not in named and batch <= commits[-1].batch and not name.startswith(DELTA_LOG):
-                found.append(file)
-    return found
+    named = set().union(*(commit.named for commit in commits))
+    stored = {f"{table}/{name}" for table in schemas.TABLES for name in output.storage.list(table, recursive=True)}
+    return [name for name in sorted(stored - named) if DELTA_LOG not in name and _batch_of(name) <= commits[-1].batch]
+
+
+def _batch_of(file: str) -> int:
+    return int(file.partition("/batch=")[2].split("/", 1)[0] or 0)
 
 
 def retired(landing: Storage, last: Commit, sealed_before_s: float | None = None) -> list[segments.Segment]:
@@ -130,13 +130,13 @@ def retired(landing: Storage, last: Commit, sealed_before_s: float | None = None
     Segments that only an earlier stream has read are not returned: new segments may have the same numbers now. With
     `sealed_before_s`, only segments that were sealed before that time (Unix time) are returned.
     """
-    found = []
-    for collector, numbers in source.latest(landing).items():
-        for number, name in sorted(numbers.items()):
-            old = sealed_before_s is None or landing.modified_s(name) < sealed_before_s
-            if number < min(last.stream_read.get(collector, 0), max(numbers)) and old:
-                found.append(segments.Segment(collector, number, name))
-    return found
+    return [
+        segments.Segment(collector, number, name)
+        for collector, numbers in source.latest(landing).items()
+        for number, name in sorted(numbers.items())
+        if number < min(last.stream_read.get(collector, 0), max(numbers))
+        and (sealed_before_s is None or landing.modified_s(name) < sealed_before_s)
+    ]
 
 
 def retire(landing: str, last: Commit, sealed_before_s: float | None = None) -> int:
@@ -150,10 +150,8 @@ def retire(landing: str, last: Commit, sealed_before_s: float | None = None) -> 
 
 def lost_by(found: list[segments.Segment]) -> str:
     """Return a warning: what becomes impossible when some segments are deleted."""
-    to: dict[str, int] = {}
-    for segment in found:
-        to[segment.collector] = max(segment.number, to.get(segment.collector, 0))
-    what = ", ".join(f"{segments.file_name(collector, number)}" for collector, number in sorted(to.items()))
+    to = {segment.collector: segment.number for segment in sorted(found)}  # the last one of each collector
+    what = ", ".join(segments.file_name(*one) for one in to.items())
     return (
         f"From now on the tables can't be made again from the segments up to {what}: not if the output is damaged or lost,"
         " not by a later version that reads payloads in another way, and not with another number of buckets. Topics,"
@@ -185,35 +183,25 @@ def main(argv: list[str] | None = None) -> int:
         source.latest(Storage(given.retire))  # raises LandingError
     before = output.newest()
     gone = retired(Storage(given.retire), before, sealed_before_s) if given.retire else []
-    if given.dry_run:
-        return _print_plan(output, keep_from, gone)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(output.locked("compaction"))
-        spark = None
-        if files_to_merge({table: output.files(table) for table in schemas.TABLES}):
-            spark = stack.enter_context(session.opened(given.master, session.log_file(output.storage)))
-        files = sum(len(output.files(table)) for table in schemas.TABLES)
-        merged = compact(spark, given.out, keep_from)
-        after = sum(map(len, merged.files.values())) if merged else files
-        print(f"{files} files before, {after} after")
-        left_over = orphans(output)
-        for file in left_over:
-            output.storage.delete(file)
-        if left_over:
-            print(f"{len(left_over)} files of interrupted attempts deleted")
-        if given.retire:
-            print(f"{retire(given.retire, before, sealed_before_s)} segments retired")
-            if gone:
-                print(lost_by(gone))
-    return 0
-
-
-def _print_plan(output: Output, keep_from: str | None, gone: list[segments.Segment]) -> int:
-    files = {table: output.files(table) for table in schemas.TABLES}
-    old = [file for table in schemas.AGING if keep_from for file in files[table] if day_of(file) < keep_from]
-    print(
-        f"{len(files_to_merge(files))} files would be merged, {len(old)} deleted for their age, {len(gone)} segments retired"
-    )
+        if not given.dry_run:
+            stack.enter_context(output.locked("compaction"))
+        files = {table: output.files(table) for table in schemas.TABLES}
+        to_merge, count = files_to_merge(files), sum(map(len, files.values()))
+        if given.dry_run:
+            old = len(aged(files, keep_from))
+            print(f"{len(to_merge)} files would be merged, {old} deleted for their age, {len(gone)} segments retired")
+        else:
+            log = session.log_file(output.storage)
+            spark = stack.enter_context(session.opened(given.master, log)) if to_merge else None
+            merged = compact(spark, given.out, keep_from)
+            print(f"{count} files before, {sum(map(len, merged.files.values())) if merged else count} after")
+            if left_over := orphans(output):
+                for file in left_over:
+                    output.storage.delete(file)
+                print(f"{len(left_over)} files of interrupted attempts deleted")
+            if given.retire:
+                print(f"{retire(given.retire, before, sealed_before_s)} segments retired")
     if gone:
         print(lost_by(gone))
     return 0

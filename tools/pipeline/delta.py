@@ -15,18 +15,17 @@ from __future__ import annotations
 import datetime
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.fs as pafs
-import pyarrow.parquet as pq
 
 from . import schemas
 from .commits import DELTA_LOG, Commit, Output, OutputError, day_of
-from .storage import Storage
+from .storage import Storage, limits
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -39,8 +38,6 @@ BATCH = "flashmqtt.batch"
 CONFIGURATION: dict[str, str | None] = {"delta.checkpointInterval": "20"}
 TRIES = 8
 READERS = 8
-
-T = TypeVar("T")
 
 
 class DeltaError(OutputError):
@@ -85,30 +82,25 @@ class Delta:
         Raises:
             DeltaError: see `follow`.
         """
-        from deltalake.exceptions import CommitFailedError
-        from deltalake.exceptions import DeltaError as Failed
-
         before = self._before
         if before is None or commit.batch != before.batch + 1 or self._first != self._first_commit():
             self.follow()
             return
+        again: list[str] = []
         for table in DIRECTORIES:
             if table in schemas.STATE:
                 old, new = set(before.state_files(table)), set(commit.state_files(table))
             else:
                 old, new = set(), set(commit.files.get(table, []))
-            if old == new:
-                continue
-            try:
-                found = self._open(table)
-                if (found.transaction_version(BATCH) or 0) < commit.batch:
-                    self._write(table, found, sorted(new - old), sorted(old - new), commit.batch, lambda _: True)
-            except (CommitFailedError, FileNotFoundError):  # another process published, or a compaction deleted a file
-                self.follow()
-                return
-            except (Failed, OSError, ValueError) as error:
-                raise self._error(table, error) from error
-        self._before = commit
+            if old != new:
+                with self._attempt([table], again):
+                    found = self._open(table)
+                    if (found.transaction_version(BATCH) or 0) < commit.batch:
+                        self._write(table, found, sorted(new - old), sorted(old - new), commit.batch, lambda _: True)
+        if again:  # another process published, or a compaction deleted a file
+            self.follow()
+        else:
+            self._before = commit
 
     def forget_history(self) -> None:
         """Delete all versions of each log except the newest, which has no statistics of deleted files.
@@ -117,14 +109,13 @@ class Delta:
             DeltaError: see `follow`.
         """
         from deltalake import DeltaTable
-        from deltalake.exceptions import DeltaError as Failed
 
         storage = self.output.storage
         for table, directory in DIRECTORIES.items():
             log = f"{directory}/{DELTA_LOG}"
             if not storage.exists(log):
                 continue
-            try:
+            with self._attempt([table]):
                 found = DeltaTable(address(storage, directory))
                 newest = f"{found.version():020d}"
                 if f"{newest}.checkpoint.parquet" not in storage.list(log):
@@ -132,8 +123,19 @@ class Delta:
                 for name in storage.list(log, recursive=True):
                     if not name.startswith((newest, "_last_checkpoint")):
                         storage.delete(f"{log}/{name}")
-            except (Failed, OSError, ValueError) as error:
-                raise self._error(table, error) from error
+
+    @contextmanager
+    def _attempt(self, tables: list[str], again: list[str] | None = None) -> Iterator[None]:
+        """Convert the block's errors. If another process publishes or compacts, add the tables to `again`, if it is given."""
+        from deltalake.exceptions import CommitFailedError
+        from deltalake.exceptions import DeltaError as Failed
+
+        try:
+            yield
+        except (Failed, OSError, ValueError) as error:
+            if again is None or not isinstance(error, CommitFailedError | FileNotFoundError):
+                raise self._error(tables[0], error) from error
+            again += tables
 
     def _first_commit(self) -> tuple[int, float]:
         """Return a value that changes when a compaction replaces commits."""
@@ -142,28 +144,20 @@ class Delta:
 
     def _follow(self, tables: list[str], tries_left: int) -> list[str]:
         """Update some logs to the newest commit. Return those to try again: another process publishes or compacts."""
-        from deltalake.exceptions import CommitFailedError
-        from deltalake.exceptions import DeltaError as Failed
-
         again: list[str] = []
-
-        def tried(some: list[str], work: Callable[[], T]) -> T | None:
-            try:
-                return work()
-            except (CommitFailedError, FileNotFoundError) as error:
-                if not tries_left:
-                    raise self._error(some[0], error) from error
-                again.extend(some)
-            except (Failed, OSError, ValueError) as error:
-                raise self._error(some[0], error) from error
-            return None
-
+        missed = again if tries_left else None
+        found: dict[str, DeltaTable] = {}
+        commits: list[Commit] = []
         # In this order: if another process writes in the meantime, our write fails, because its version exists.
-        found = {table: log for table in tables if (log := tried([table], partial(self._open, table)))}
-        commits = tried(list(found), self.output.commits) if found else None
-        if commits:
-            for table, log in found.items():
-                tried([table], partial(self._reconcile, table, log, commits))
+        for table in tables:
+            with self._attempt([table], missed):
+                found[table] = self._open(table)
+        if found:
+            with self._attempt(list(found), missed):
+                commits = self.output.commits()
+        for table, log in found.items() if commits else ():
+            with self._attempt([table], missed):
+                self._reconcile(table, log, commits)
         return again
 
     def _reconcile(self, table: str, found: DeltaTable, commits: list[Commit]) -> None:
@@ -249,8 +243,13 @@ class Delta:
             info = storage.fs.get_file_info(storage.path(name))
             if info.type == pafs.FileType.NotFound:
                 raise FileNotFoundError(f"{storage.uri}/{name} is not there")
-            with storage.fs.open_input_file(storage.path(name)) as file:
-                stats = _stats(pq.read_metadata(file))
+            footer = storage.footer(name)
+            stats: dict[str, Any] = {"numRecords": footer.num_rows}
+            if bounds := limits(footer, "arrival"):  # Delta stores milliseconds
+                stats["minValues"], stats["maxValues"] = (
+                    {"arrival": _milliseconds(moment, more_us)}
+                    for moment, more_us in zip(bounds, (0, 999), strict=True)
+                )
             return AddAction(
                 self._relative(table, name),
                 info.size,
@@ -296,19 +295,6 @@ def address(storage: Storage, name: str = "") -> str:
     if storage.local:
         return storage.path(name)
     return storage.address(name).replace("s3a://", "s3://", 1).replace("s3n://", "s3://", 1)
-
-
-def _stats(meta: Any) -> dict[str, Any]:
-    """Return a file's number of rows, and minimum and maximum of `arrival`, which Delta stores in milliseconds."""
-    stats: dict[str, Any] = {"numRecords": meta.num_rows}
-    names = meta.schema.names
-    if "arrival" not in names:
-        return stats
-    at = [meta.row_group(n).column(names.index("arrival")).statistics for n in range(meta.num_row_groups)]
-    if at and all(one is not None and one.has_min_max for one in at):
-        stats["minValues"] = {"arrival": _milliseconds(min(one.min for one in at), 0)}
-        stats["maxValues"] = {"arrival": _milliseconds(max(one.max for one in at), 999)}
-    return stats
 
 
 def _milliseconds(moment: datetime.datetime, more_us: int) -> str:

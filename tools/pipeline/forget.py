@@ -145,9 +145,9 @@ def forget(
                     report.write(output, found)
         for storage in [output.storage, *([raw] if raw else []), *map(Storage, elsewhere)]:
             done.left += [f"{storage.uri}/{name}" for name in byte_search.search(storage, names)]
-        if raw and rules.rules:  # a name that a mapping joins of several parts is not in the bytes
+        if raw:  # a name that a mapping joins of several parts is not in the bytes
             for name in _segments(raw):
-                its = [found for _, found in _mapped(raw.table(name, MESSAGE[:2]), rules) if found & names.devices]
+                its = [found for _, found in _mapped(raw, name, rules) if found & names.devices]
                 if its and (place := f"{raw.uri}/{name}") not in done.left:
                     done.left.append(place)
                 done.shared |= set().union(*its) - names.devices
@@ -227,27 +227,23 @@ def _others(
     rules: Mapping,
 ) -> Others:
     """Return what tables, landing and logs have of the other devices."""
-    found = Others()
-    storage = output.storage
-    commit = output.latest()
-    for kind in ("lives", "plain"):
-        for name in commit.state_files(kind) if commit else []:
-            found.devices |= _distinct(storage, name, "device")
+    found, storage, rough = Others(), output.storage, Names(devices)
+    for name in output.files("lives") + output.files("plain"):
+        found.devices |= _distinct(storage, name, "device")
     for name in output.files("readings"):
         if _contain(_distinct(storage, name, "name"), devices):
-            found.texts |= _names_of_others(storage, name, devices)
-    held = landing_logs.messages_held(stores)
-    shapes = {(topic, plain.is_scalar(payload)) for topic, payload in held}
-    for topic, payload in held:
+            rows = storage.table(name, ["device", "name"])
+            found.texts |= set(rows.filter(pc.invert(_mine(rows, devices)))["name"].unique().to_pylist()) - {None}
+    shapes: set[tuple[str, bool]] = set()
+    for topic, payload in landing_logs.messages_held(stores):
+        shapes.add((topic, plain.is_scalar(payload)))
         found.texts |= _texts_of(topic, payload, devices)
-    rough = Names(devices)
-    files = [(storage, name) for name in output.files("quarantine") + output.files("held")]
-    files += [(landing, name) for name in _segments(landing)] if landing else []
-    for topic, payload in held:
         found.devices |= plain.mapped_devices(rules, topic, payload)
-    if landing and rules.rules:
+    files = [(storage, name) for name in output.files("quarantine") + output.files("held")]
+    if landing:
         for name in _segments(landing):
-            of_rules = _mapped_devices(landing, name, rules)
+            files.append((landing, name))
+            of_rules = set().union(*(its for _, its in _mapped(landing, name, rules)))
             found.devices |= of_rules
             if of_rules & devices:
                 found.mapped.add(name)
@@ -272,12 +268,6 @@ def _others(
 
 def _contain(texts: Iterable[str | None], devices: set[str]) -> bool:
     return any(device in text for text in texts if text for device in devices)
-
-
-def _names_of_others(storage: Storage, name: str, devices: set[str]) -> set[str]:
-    """Return the names of the other devices' readings in a table's file."""
-    rows = storage.table(name, ["device", "name"])
-    return set(rows.filter(pc.invert(_mine(rows, devices)))["name"].unique().to_pylist()) - {None}
 
 
 def _mine(rows: pa.Table, devices: set[str]) -> pa.ChunkedArray:
@@ -318,19 +308,17 @@ def _segments(landing: Storage) -> list[str]:
     return [name for names in source.latest(landing).values() for name in names.values()]
 
 
-def _mapped(rows: pa.Table, rules: Mapping) -> Iterator[tuple[int, set[str]]]:
-    """Yield the number and the devices of each message that fits a mapping."""
+def _mapped(landing: Storage, name: str, rules: Mapping) -> Iterator[tuple[int, set[str]]]:
+    """Yield the index and the devices of each message of a segment, in landing order, that fits a mapping."""
+    if not rules.rules:
+        return
+    rows = landing.table(name, ["topic", "payload", "row"]).sort_by("row")
     topics = [topic for topic in rows["topic"].unique().to_pylist() if rules.of(topic)]
     at = np.flatnonzero(pc.is_in(rows["topic"], pa.array(topics, pa.string())).to_numpy())
-    some = rows.select(["topic", "payload"]).take(pa.array(at))
+    some = rows.take(pa.array(at))
     for n, topic, payload in zip(at.tolist(), some["topic"].to_pylist(), some["payload"].to_pylist(), strict=True):
         if devices := plain.mapped_devices(rules, topic, payload):
             yield n, devices
-
-
-def _mapped_devices(landing: Storage, name: str, rules: Mapping) -> set[str]:
-    """Return the devices of a segment's messages that fit a mapping."""
-    return set().union(*(devices for _, devices in _mapped(landing.table(name, MESSAGE[:2]), rules)))
 
 
 def _check_unread(
@@ -433,7 +421,7 @@ def _clean_segments(
             buckets = parquet.buckets_in(rows.schema.metadata)
             own, others = _known(rows, places)
             known = own | others
-            for n, devices in _mapped(rows, rules):
+            for n, devices in _mapped(landing, name, rules):
                 if not known[n]:
                     own[n], others[n] = devices <= names.devices, not devices <= names.devices
             kept, gone = landing_logs.without(rows, names, own, others)
@@ -500,7 +488,7 @@ def _clean_tables(output: Output, names: Names, done: Done, publish: Callable[[]
     if not changed and not in_commits and new.summary == last.summary:
         return
     _set_first_and_last(storage, new)
-    output.replace(new, [name for files in old.values() for name in files], publish)
+    output.replace(new, {name for files in old.values() for name in files}, publish)
 
 
 def _count_removed(removed: summary.Summary, table: str, gone: pa.Table) -> None:
@@ -554,12 +542,10 @@ def _delete_unnamed(output: Output, names: Names) -> None:
     """Delete files that no commit names (no run is active), temporary files, and pages that contain a name."""
     storage = output.storage
     commits = output.commits()
-    named = {name for commit in commits for files in commit.files.values() for name in files}
-    named |= {name for commit in commits[-1:] for files in commit.state.values() for name in files.values()}
+    named = set().union(*(commit.named for commit in commits), commits[-1].named_states if commits else ())
+    replaced: set[str] = set()
     if commits and commits[0].whole:
         replaced = {name_of(number) for number in output.numbers() if number < commits[0].batch}
-    else:
-        replaced = set()
     for name in storage.list("", recursive=True):
         top = name.split("/", 1)[0]
         of_tables = top in schemas.TABLES or top == "state"

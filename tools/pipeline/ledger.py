@@ -368,9 +368,9 @@ def _rows(
     published = last - first + 1 - unreal
     ranges = pa.StructArray.from_arrays([pa.array(lo), pa.array(hi)], fields=list(schemas.RANGE))
     offsets = np.searchsorted(place_of, np.arange(len(keys) + 1)).astype(np.int32)
-    histograms = (tally[name].combine_chunks() for name in ("steps", "counts"))
+    steps, counts = (tally[name].combine_chunks() for name in ("steps", "counts"))
     columns: dict[str, Any] = {name: tally[name] for name in schemas.TALLY.names}
-    columns |= delays.figures(tally["base_us"].to_numpy(), *histograms, clocks["offset_us"], late_after_s)
+    columns |= delays.figures(tally["base_us"].to_numpy(), steps, counts, clocks["offset_us"], late_after_s)
     columns |= {
         "first_seq": first,
         "last_seq": last,
@@ -517,10 +517,7 @@ def _lives(
         for name in ("first_arrival", "last_arrival", "erases_first", "erases"):
             part[name] = rows[name] if sign > 0 else pa.nulls(len(rows), rows[name].type)
         parts.append(pa.table({name: part[name] for name in names}))
-    both = pa.concat_tables(parts).group_by(["device", "life"], use_threads=False)
-    found = both.aggregate(list(LIFE_COLUMNS.items())).rename_columns(
-        {f"{name}_{how}": name for name, how in LIFE_COLUMNS.items()}
-    )
+    found = summary.grouped(pa.concat_tables(parts), ["device", "life"], LIFE_COLUMNS)
     keys = _life_keys(state, found)
     columns: dict[str, Any] = {name: found[name] for name in names}
     columns |= {f"{reason}_ranges": reported.column(reason, keys) for reason in reported.ranges}

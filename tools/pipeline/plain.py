@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from tools.landing import segments
 
-from . import schemas
+from . import schemas, summary
 from .files import table_of
 from .mapping import BOOLEANS, NO_READINGS, NOT_FINITE, NUMBER, OURS, Mapping, Misfit, Rule, device_and_name, readings
 from .prints import of as prints_of
@@ -219,9 +219,7 @@ def _sums_by_device(rows: pa.Table, items: pa.Table, copy: np.ndarray, first: np
 
 def summed(tables: list[pa.Table]) -> pa.Table:
     """Return the sums by device over several such tables."""
-    how = {"messages": "sum", "readings": "sum", "copies": "sum", "first_arrival": "min", "last_arrival": "max"}
     table = pa.concat_tables([schemas.PLAIN.empty_table(), *(one.cast(schemas.PLAIN) for one in tables)])
-    found = table.group_by("device", use_threads=False).aggregate(list(how.items()))
-    return found.select(["device", *(f"{name}_{what}" for name, what in how.items())]).rename_columns(schemas.PLAIN.names).cast(
-        schemas.PLAIN
-    )  # fmt: skip
+    how = dict.fromkeys(("messages", "readings", "copies"), "sum")
+    found = summary.grouped(table, ["device"], how | {"first_arrival": "min", "last_arrival": "max"})
+    return found.cast(schemas.PLAIN)

@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from . import intervals
+from .storage import retried
 
 MOST = (1 << intervals.SEQ_BITS) - 1
 MOST_KEPT = 1 << 22
@@ -113,16 +114,13 @@ class Prints:
             part.find(keys, seqs, found, known)
         if known.all():
             return found, known
-        for tries_left in (2, 1, 0):
+
+        def find_rest() -> None:
             if self.files is None:
                 self.files = self.past.files("prints", ["device", "life", "boot", "seq", "print"])
-            try:
-                self._find_in_files(keys, seqs, found, known)
-                break
-            except FileNotFoundError:
-                if not tries_left:
-                    raise
-                self.files, self.kept, self.bounds = None, {}, {}
+            self._find_in_files(keys, seqs, found, known)
+
+        retried(find_rest)
         return found, known
 
     def _find_in_files(self, keys: np.ndarray, seqs: np.ndarray, found: np.ndarray, known: np.ndarray) -> None:
@@ -135,7 +133,11 @@ class Prints:
                 continue
             part = self.kept.get(number)
             if part is None:
-                table = load()
+                try:
+                    table = load()
+                except FileNotFoundError:
+                    self.files, self.kept, self.bounds = None, {}, {}
+                    raise
                 its = table["seq"].to_numpy()
                 part = _Part(self.keys_of(table), its, table["print"].to_numpy())
                 self.bounds[number] = (int(its.min(initial=MOST)), int(its.max(initial=0)))

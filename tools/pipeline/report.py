@@ -23,10 +23,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tools.command import ended, named
-from tools.landing.durable import replacing
 
-from . import options, series, verdict
-from .books import Books, as_of_one_commit
+from . import options, schemas, series, summary, verdict
+from .books import Books, as_of_one_commit, first
 from .commits import Output
 from .series import FOLDER
 from .verdict import Verdict
@@ -59,20 +58,9 @@ UNPROVED = len(HEALTH)
 
 def devices(lives: pa.Table, silence: verdict.Silence, late_share: float = 0.01) -> pa.Table:
     """Return the sums by device, with its health: the index in HEALTH of its worst problem."""
-    sums = [(name, "sum") for name in ("boots", *SUMS, "twice", "absent", "told_uptime", "reconnects")]
-    found = lives.group_by("device", use_threads=False).aggregate(
-        [
-            *sums,
-            ("life", "max"),
-            ("first_arrival", "min"),
-            ("last_arrival", "max"),
-            ("erases_first", "min"),
-            ("erases", "max"),
-        ]
-    )
-    names = {name: name.removesuffix("_sum") for name in found.column_names}
-    names |= {name: name.removesuffix("_min").removesuffix("_max") for name in names if name.endswith(("_min", "_max"))}
-    found = found.rename_columns([names[name] for name in found.column_names]).rename_columns({"life": "lives"})
+    sums = dict.fromkeys(("boots", *SUMS, "twice", "absent", "told_uptime", "reconnects"), "sum")
+    limits = {"first_arrival": "min", "last_arrival": "max", "erases_first": "min", "erases": "max"}
+    found = summary.grouped(lives, ["device"], sums | limits)
     late = pc.greater(found["late"], pc.multiply(pc.cast(found["delivered"], pa.float64()), late_share))
     health = pc.case_when(
         pc.make_struct(
@@ -98,83 +86,72 @@ def collect(output: Output, found: Verdict, store: series.Store | None = None) -
 
 
 def _collected(books: Books, found: Verdict, store: series.Store) -> dict[str, Any]:
-    summary = books.commit.summary
+    sums = books.commit.summary
     store.update(books.commit)
     by_device: dict[str, list[dict[str, Any]]] = {}
     for (device, _, _), row in found.adjusted.items():
         by_device.setdefault(device, []).append(row)
-    worst: pa.Table | None = None
-    own: dict[str, pa.Table | None] = dict.fromkeys(OWN)
+    none = devices(schemas.LIVES.empty_table(), found.silence)
+    worst, own = none.select(SHOWN), dict.fromkeys(OWN, none)
     own_count = dict.fromkeys(OWN, 0)
     health = np.zeros(len(HEALTH) + 1, dtype=np.int64)
+    order = [("health", "descending"), ("missing", "descending"), ("device", "ascending")]
     for name in books.commit.state_files("lives"):
         some = devices(books.output.storage.table(name), found.silence)
         health += np.bincount(some["health"].to_numpy(), minlength=len(health))
-        order = [("health", "descending"), ("missing", "descending"), ("device", "ascending")]
-        worst = _first(worst, some.select(SHOWN), order, MOST_DEVICES)
+        worst = first([some.select(SHOWN)], order, MOST_DEVICES, worst)
         for one in OWN:
             known = some.filter(some[one].is_valid())
             own_count[one] += known.num_rows
-            own[one] = _first(own[one], known, [(one, "descending"), ("device", "ascending")], MOST_SHOWN)
-    listed = [_corrected(row, by_device) for row in worst.to_pylist()] if worst is not None else []
+            own[one] = first([known], [(one, "descending"), ("device", "ascending")], MOST_SHOWN, own[one])
+    listed = [_corrected(row, by_device) for row in worst.to_pylist()]
     by_name = {row["device"]: row for row in listed}
     for device, names in store.sensors():
         if device in by_name:
             by_name[device]["names"] = names
         elif len(listed) == health.sum() and len(by_name) < MOST_DEVICES:  # the audit does not have it
             by_name[device] = store.unproved(device) | {"health": UNPROVED, "names": names}
-    owns = {row["device"]: row for table in own.values() if table is not None for row in table.to_pylist()}
+    owns = {row["device"]: row for table in own.values() for row in table.to_pylist()}
     totals = {**found.totals, "batches": books.commit.batch, "silent": found.silent}
     totals["devices"] += found.plain
     for name, plain in (("readings", "plain_readings"), ("resent", "plain_copies")):
         totals[name] += totals.get(plain, 0)
-    span_us = (summary["last_arrival_us"] or 0) - (summary["first_arrival_us"] or 0)
+    span_us = (sums["last_arrival_us"] or 0) - (sums["first_arrival_us"] or 0)
     order = [("missing", "descending"), ("device", "ascending"), ("life", "ascending"), ("boot", "ascending")]
     columns = [*COLUMNS, "twice", "absent"]
     # All boots with problems come first; of the others, only the devices' newest boots are read.
     some_rows = books.worst("audit", columns, order, MOST_ROWS, verdict.BAD).to_pylist()
     some_rows += books.worst("audit", columns, order, MOST_ROWS, ~verdict.BAD, settled=False).to_pylist()
     rows = [found.adjusted.get((row["device"], row["life"], row["boot"]), row) for row in some_rows[:MOST_ROWS]]
-    over_time = summary["time"]
+    octaves = sorted(map(int, sums["octaves"]))
     sensors = store.count()
     ranges, all_ranges = _longest_ranges(books.output)
     return {
         "made_ms": time.time_ns() // 1_000_000,
         "version": str(books.commit.batch),
-        "last_ms": (summary["last_arrival_us"] or 0) // 1000,
-        "undated": summary.get("undated", 0),
+        "last_ms": (sums["last_arrival_us"] or 0) // 1000,
+        "undated": sums.get("undated", 0),
         "totals": {**totals, "span_s": span_us / 1e6},
         "verdict": {"line": found.line, "status": found.status},
         "devices": list(by_name.values()),
         "health": health.tolist() if len(listed) < health.sum() else None,
         "sensors": sensors,
         "has_days": store.has_days(),
-        "chunks": 1 << max(0, len(by_name) // IN_A_CHUNK).bit_length()
-        if sensors > SMALL or len(by_name) > SMALL
-        else 1,
+        "chunks": 1 << (len(by_name) // IN_A_CHUNK).bit_length() if max(sensors, len(by_name)) > SMALL else 1,
         "over_time": {
-            "step_s": over_time["step_s"],
-            "at": [int(at) for at in over_time["messages"]],
-            "messages": list(over_time["messages"].values()),
+            "step_s": sums["time"]["step_s"],
+            "at": [int(at) for at in sums["time"]["messages"]],
+            "messages": list(sums["time"]["messages"].values()),
         },
-        "delays": {
-            "octave": sorted(int(octave) for octave in summary["octaves"]),
-            "messages": [summary["octaves"][key] for key in sorted(summary["octaves"], key=int)],
-        },
-        "causes": dict(sorted(summary["causes"].items())),
+        "delays": {"octave": octaves, "messages": [sums["octaves"][str(one)] for one in octaves]},
+        "causes": dict(sorted(sums["causes"].items())),
         "missing": ranges,
         "missing_ranges": all_ranges,
         "own": [_own(owns[device]) for device in sorted(owns)],
         "own_count": own_count,
-        "quarantine": dict(sorted(summary["reasons"].items(), key=lambda item: (-item[1], item[0]))[:MOST_SHOWN]),
+        "quarantine": dict(sorted(sums["reasons"].items(), key=lambda item: (-item[1], item[0]))[:MOST_SHOWN]),
         "audit": [{name: _plain(row[name]) for name in columns} for row in rows],
     }
-
-
-def _first(found: pa.Table | None, more: pa.Table, order: list[tuple[str, str]], most: int) -> pa.Table:
-    """Return the first `most` rows of two tables, in the given order."""
-    both = more if found is None else pa.concat_tables([found, more])
-    return both.sort_by(order).slice(0, most)
 
 
 def _longest_ranges(output: Output) -> tuple[list[dict[str, Any]], int]:
@@ -183,8 +160,7 @@ def _longest_ranges(output: Output) -> tuple[list[dict[str, Any]], int]:
     longest, count = verdict.MISSING.empty_table(), 0
     for batch in output.storage.batches(verdict.FILES["missing"], verdict.MISSING.names):
         count += batch.num_rows
-        longest = pa.concat_tables([longest, pa.Table.from_batches([batch]).cast(verdict.MISSING)])
-        longest = longest.sort_by(order).slice(0, MOST_SHOWN)
+        longest = first([pa.Table.from_batches([batch]).cast(verdict.MISSING)], order, MOST_SHOWN, longest)
     return longest.to_pylist(), count
 
 
@@ -199,26 +175,24 @@ def _corrected(row: dict[str, Any], adjusted: dict[str, list[dict[str, Any]]]) -
 
 
 def _own(row: dict[str, Any]) -> dict[str, Any]:
-    """Return a board's own counters: erases, the days in which they happened, and reconnects."""
-    erases, first = row["erases"], row["erases_first"]
+    """Return a board's own counters: erases, the days in which they happened, and reconnects.
+
+    `years_left` are the years until the most worn sector reaches its rated erases, at the rate so far; None if unknown.
+    """
+    erases, days = row["erases"], row["told_uptime"] / 86_400
+    seen = None if erases is None else erases - row["erases_first"]
     return {
         "device": row["device"],
         "erases": erases,
-        "erases_seen": None if erases is None else erases - first,
-        "days": row["told_uptime"] / 86_400,
+        "erases_seen": seen,
+        "days": days,
         "reconnects": None if row["reconnects"] is None else int(row["reconnects"]),
+        "years_left": (ERASES_RATED - erases) / (seen / days) / 365.25 if seen and days else None,
     }
 
 
 def _plain(value: Any) -> Any:
     return value.isoformat(sep=" ", timespec="seconds") if isinstance(value, datetime.datetime) else value
-
-
-def years_left(own: dict[str, Any]) -> float | None:
-    """Return the years until a board's most worn sector reaches its rated erases, at the rate so far; None if unknown."""
-    if not own["erases"] or not own["erases_seen"] or not own["days"]:
-        return None
-    return (ERASES_RATED - own["erases"]) / (own["erases_seen"] / own["days"]) / 365.25
 
 
 OWN = ("erases", "reconnects")
@@ -263,18 +237,9 @@ def _json(value: Any) -> str:
 def compact(facts: dict[str, Any]) -> dict[str, Any]:
     """Return the facts in the form that page.js needs: rows without column names, texts of limited length."""
     total = facts["totals"]
-    short: dict[str, Any] = {
-        "made_ms": 0,
-        "version": "",
-        "live": 0,
-        "folder": FOLDER,
-        "chunks": 1,
-        "sensors": 0,
-        "has_days": False,
-        "last_ms": 0,
-        "undated": 0,
-    }
-    short |= {"missing_ranges": len(facts["missing"]), "own_count": {"erases": 0, "reconnects": 0}} | facts
+    short: dict[str, Any] = {"folder": FOLDER, "chunks": 1, "version": "", "has_days": False}
+    short |= dict.fromkeys(("made_ms", "live", "sensors", "last_ms", "undated"), 0)
+    short |= {"missing_ranges": len(facts["missing"]), "own_count": dict.fromkeys(OWN, 0)} | facts
     short["tiles"] = [(name, total[name], name in {"missing", "unexplained"} and total[name] > 0) for name in TILES]
     short["tiles"].insert(6, ("duplicates removed", total["resent"] + total["replayed"], False))
     short["tiles"] += [("in quarantine", total["quarantine"], total["quarantine"] > 0)]
@@ -298,10 +263,10 @@ def compact(facts: dict[str, Any]) -> dict[str, Any]:
     short |= {"fleet": rows, "names": list(names), "columns": COLUMNS, "erases_rated": ERASES_RATED}
     codes = [one["health"] for one in facts["devices"]]
     short["health"] = facts.get("health") or np.bincount(codes, minlength=len(HEALTH) + 1).tolist()
-    short["missing"] = [one | {"device": _cut(one["device"])} for one in facts["missing"]]
-    short["causes"] = {_cut(text): count for text, count in facts["causes"].items()}
-    short["quarantine"] = {_cut(text): count for text, count in facts["quarantine"].items()}
-    short["own"] = [one | {"device": _cut(one["device"]), "years_left": years_left(one)} for one in facts["own"]]
+    for name in ("missing", "own"):
+        short[name] = [one | {"device": _cut(one["device"])} for one in facts[name]]
+    for name in ("causes", "quarantine"):
+        short[name] = {_cut(text): count for text, count in facts[name].items()}
     room, short["audit"] = MOST_AUDIT_BYTES, []
     for row in facts["audit"]:
         line = [series.key_of(row["device"]), *(_cut(row.get(name)) for name in COLUMNS[1:])]
@@ -328,11 +293,14 @@ def write(
         if len(_json(facts["series"])) > MOST_SERIES_BYTES:
             del facts["series"]
             facts["chunks"] = 2
-    if facts["chunks"] > 1:
-        for number in range(facts["chunks"]):
-            _put(output, f"{FOLDER}/{facts['chunks']}/{number:05d}.js", chunk(store, number, facts["chunks"], most))
+    of = facts["chunks"]
+    for number in range(of if of > 1 else 0):
+        with output.storage.create(f"{FOLDER}/{of}/{number:05d}.js", sync=False) as file:
+            file.write(chunk(store, number, of, most).encode())
     store.close()
-    _keep_folder(output, str(facts["chunks"]))
+    for name_of_other in output.storage.list(FOLDER, recursive=True):  # of earlier pages with another number of parts
+        if name_of_other.endswith(".js") and name_of_other.split("/")[0] != str(of):
+            output.storage.delete(f"{FOLDER}/{name_of_other}")
     with output.storage.create(name) as file:
         file.write(page(facts, title).encode())
     return output.storage.path(name)
@@ -347,25 +315,6 @@ def points_each(facts: dict[str, Any]) -> int:
 def chunk(store: series.Store, number: int, of: int, most: int = series.POINTS) -> str:
     """Return a part of the values as a script, because a page from a disk can load only scripts."""
     return f"flashmqtt({number},{json.dumps(list(store.chunk(number, of, most).items()), separators=(',', ':'))})\n"
-
-
-def _put(output: Output, name: str, text: str) -> None:
-    """Write a file that can be made again: atomically, but without a sync."""
-    if not output.storage.local:
-        with output.storage.create(name) as file:
-            file.write(text.encode())
-        return
-    path = Path(output.storage.path(name))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path, "w", sync=False) as file:
-        file.write(text)
-
-
-def _keep_folder(output: Output, kept: str | None) -> None:
-    """Delete the values of earlier pages that had another number of parts."""
-    for file in output.storage.list(FOLDER, recursive=True):
-        if file.endswith(".js") and file.split("/")[0] != kept:
-            output.storage.delete(f"{FOLDER}/{file}")
 
 
 @named("report")

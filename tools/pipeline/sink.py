@@ -30,9 +30,8 @@ from tools.landing.durable import replacing
 from . import options
 from .commits import Commit, Output
 from .sink_database import BOOTS, LAYOUT, SHEET, TABLES, Position, Sink, SinkError
-from .storage import Storage
+from .storage import Storage, retried
 
-TRIES = 5
 REGISTERED = "sinks/registered.json"
 IDENTITY = "sinks/id.json"
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
@@ -80,15 +79,14 @@ def bring(
     """
     own = identity(output)
     gone: list[tuple[int, int]] = []
-    for left in reversed(range(TRIES)):
-        try:
-            while (brought := _next(output, own, sink, anew, taken)) is not None:
-                gone.append(brought)
-                anew = False
-            break
-        except FileNotFoundError:  # a compaction deleted the files that it replaced: try again
-            if not left:
-                raise
+
+    def bring_rest() -> None:
+        nonlocal anew
+        while (brought := _next(output, own, sink, anew, taken)) is not None:
+            gone.append(brought)
+            anew = False
+
+    retried(bring_rest)
     return gone
 
 

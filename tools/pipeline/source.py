@@ -21,7 +21,7 @@ import pyarrow as pa
 from tools.landing import segments
 from tools.landing.log import LandingError, log_numbers
 
-from .storage import Storage
+from .storage import Storage, limits
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -90,12 +90,12 @@ def unread(found: dict[str, dict[int, str]], read: dict[str, int], most: int) ->
 def arrivals_us(landing: Storage, name: str) -> tuple[int, int] | None:
     """Return the first and the last arrival in a segment; None if it has no message, or its footer can't be read."""
     try:
-        limits = landing.limits(name, "arrival")
+        found = limits(landing.footer(name), "arrival")
     except (OSError, ValueError, pa.ArrowException):  # the task that reads the segment reports its damage
         return None
-    if limits is None:
+    if found is None:
         return None
-    first, last = ((one - EPOCH) // datetime.timedelta(microseconds=1) for one in limits)
+    first, last = ((one - EPOCH) // datetime.timedelta(microseconds=1) for one in found)
     return first, last
 
 

@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 from . import intervals, schemas
 from .lives import LIFE_BITS, Message
 from .prints import Past, Prints, encoded, of, places
+from .storage import retried
 
 T = TypeVar("T")
 BOOT_BITS = 31
@@ -55,13 +56,7 @@ class State:
 
     def _from_past(self, table: str, columns: list[str], take: Callable[[pa.Table], T]) -> list[T]:
         """Return what a function gives for each of a table's files. Used only for rows that were read before."""
-        for tries_left in (2, 1, 0):
-            try:
-                return [take(load()) for load in self.past.files(table, columns)]
-            except FileNotFoundError:  # a compaction has replaced the file
-                if not tries_left:
-                    raise
-        return []
+        return retried(lambda: [take(load()) for load in self.past.files(table, columns)])
 
     @cached_property
     def dropped(self) -> set[tuple[str, int, int, int]]:

@@ -11,10 +11,10 @@ import json
 import shutil
 import tempfile
 import uuid
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.fs as pafs
@@ -23,6 +23,7 @@ import pyarrow.parquet as pq
 from tools.command import Failure
 from tools.landing.durable import replacing
 
+T = TypeVar("T")
 ROWS = 131_072
 """The rows of a batch: the most that a task has in memory of a file."""
 IN_MEMORY_BYTES, PART_BYTES = 32 << 20, 1 << 20
@@ -31,6 +32,18 @@ IN_MEMORY_BYTES, PART_BYTES = 32 << 20, 1 << 20
 
 class StorageError(Failure):
     """A path can't be used. The text has the reason and what to do."""
+
+
+def retried(work: Callable[[], T], tries: int = 5) -> T:
+    """Call a function again if a compaction or a newer batch has deleted a file that it reads: it gets the new names then.
+
+    Raises:
+        FileNotFoundError: also the last attempt found no file.
+    """
+    for _ in range(tries - 1):
+        with suppress(FileNotFoundError):
+            return work()
+    return work()
 
 
 class Storage:
@@ -90,8 +103,11 @@ class Storage:
         self.fs.delete_file(self.path(name))
 
     @contextmanager
-    def create(self, name: str) -> Iterator[Any]:
-        """Open a new file for writing. It gets its name, durably, at the end of the block, or no name if the block raises."""
+    def create(self, name: str, sync: bool = True) -> Iterator[Any]:
+        """Open a new file for writing. It gets its name, durably, at the end of the block, or no name if the block raises.
+
+        Without `sync`, a file on a local disk is not durable: only for files that can be made again.
+        """
         target = self.path(name)
         if not self.local:
             # Not written directly to the store: there a file would appear also after an error.
@@ -103,7 +119,7 @@ class Storage:
             return
         path = Path(target)
         path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path, temporary=path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")) as file:
+        with replacing(path, sync=sync, temporary=path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")) as file:
             yield file
 
     def write_json(self, name: str, value: Any) -> None:
@@ -126,21 +142,26 @@ class Storage:
         with self.fs.open_input_file(self.path(name)) as file:
             yield from pq.ParquetFile(file, **how).iter_batches(ROWS, columns=columns, use_threads=False)
 
+    def footer(self, name: str) -> pq.FileMetaData:
+        """Return the footer of a Parquet file: number of rows, statistics."""
+        with self.fs.open_input_file(self.path(name)) as file:
+            return pq.read_metadata(file)
+
     def rows(self, name: str) -> int:
         """Return the number of rows of a Parquet file."""
-        with self.fs.open_input_file(self.path(name)) as file:
-            return int(pq.read_metadata(file).num_rows)
-
-    def limits(self, name: str, column: str) -> tuple[Any, Any] | None:
-        """Return the least and the greatest value of a Parquet file's column by its footer, None if the footer has none."""
-        with self.fs.open_input_file(self.path(name)) as file:
-            metadata = pq.read_metadata(file)
-        at = metadata.schema.names.index(column)
-        groups = [metadata.row_group(n).column(at).statistics for n in range(metadata.num_row_groups)]
-        if not groups or not all(one and one.has_min_max for one in groups):
-            return None
-        return min(one.min for one in groups), max(one.max for one in groups)
+        return int(self.footer(name).num_rows)
 
     def read_json(self, name: str) -> Any:
         """Read a JSON file."""
         return json.loads(self.read(name))
+
+
+def limits(footer: pq.FileMetaData, column: str) -> tuple[Any, Any] | None:
+    """Return the least and the greatest value of a column by a Parquet file's footer, None if the footer has none."""
+    if column not in footer.schema.names:
+        return None
+    at = footer.schema.names.index(column)
+    groups = [footer.row_group(n).column(at).statistics for n in range(footer.num_row_groups)]
+    if not groups or not all(one and one.has_min_max for one in groups):
+        return None
+    return min(one.min for one in groups), max(one.max for one in groups)

@@ -12,7 +12,7 @@ import json
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -35,30 +35,15 @@ LATE_AFTER_S = 60.0
 """A longer delay counts as late in the audit."""
 
 
-@dataclass(frozen=True)
-class Work:
-    """A task's work, which Spark sends to the executors."""
-
-    landing: Storage
-    out: Storage
-    buckets: int
-    batch: int
-    state: dict[str, dict[str, str]]
-    read: dict[str, tuple[int, int]]
-    paths: list[str]
-    late_after_s: float
-    mapping: Mapping
-
-    def __call__(self, numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Process the buckets of these numbers; yield a row for each file written."""
-        batch = (self.read, self.paths, self.late_after_s, self.mapping)
-        for which in (one for some in numbers for one in some.column(0).to_pylist()):
-            state = self.state.get(str(which), {})
-            done = task.run(self.out, self.landing, which, self.buckets, self.batch, state, *batch)
-            arrays = [
-                pa.array(column, kind.type) for column, kind in zip(zip(*done, strict=True), schemas.DONE, strict=True)
-            ]
-            yield pa.record_batch(arrays, schema=schemas.DONE)
+def _run_tasks(
+    run: Callable[..., list[task.Done]],
+    state: dict[str, dict[str, str]],
+    numbers: Iterator[pa.RecordBatch],
+) -> Iterator[pa.RecordBatch]:
+    """Process the buckets of these numbers; yield a row for each file written. (Spark sends this to the executors.)"""
+    for which in (one for some in numbers for one in some.column(0).to_pylist()):
+        done = [one._asdict() for one in run(which, state_files=state.get(str(which), {}))]
+        yield pa.RecordBatch.from_pylist(done, schemas.DONE)
 
 
 def run_batch(
@@ -94,7 +79,14 @@ def run_batch(
     read = {collector: (number, 1 << 62) for collector, number in (before.read if before else {}).items()}
     paths = [segment.path for segment in chosen]
     state = before.state if before else {}
-    work = Work(landing, output.storage, buckets, commit.batch, state, read, paths, late_after_s, mapping)
+    batch: dict[str, Any] = {
+        "buckets": buckets,
+        "batch": commit.batch,
+        "read": read,
+        "paths": paths,
+        "late_after_s": late_after_s,
+    }
+    work = partial(_run_tasks, partial(task.run, output.storage, landing, **batch, mapping=mapping), state)
     tasks = spark.range(0, buckets, 1, buckets)
     for row in sorted(tasks.mapInArrow(work, schemas.spark_schema(schemas.DONE)).collect()):
         if row.table == "summary":

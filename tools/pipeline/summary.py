@@ -33,6 +33,12 @@ PLAIN = ("plain_messages", "plain_readings", "plain_copies")
 Summary = dict[str, Any]
 
 
+def grouped(table: pa.Table, keys: list[str], how: dict[str, str]) -> pa.Table:
+    """Return a row for each combination of the key columns; `how` has the aggregation of each other column."""
+    found = table.group_by(keys, use_threads=False).aggregate(list(how.items()))
+    return found.select([*keys, *(f"{name}_{what}" for name, what in how.items())]).rename_columns([*keys, *how])
+
+
 def empty() -> Summary:
     """Return an empty summary."""
     return {

@@ -201,8 +201,8 @@ def _in_order(landing: Storage, paths: Iterable[str], bucket: int, buckets: int)
     begun: dict[str, float] = {}
     files = []
     for (collector, _), path in sorted((segments.parse_name(path) or ("", 0), path) for path in paths):
-        with _opened(landing, path) as source:
-            meta = pq.read_metadata(source)
+        with _damage_named(path):
+            meta = landing.footer(path)
             parquet.check_columns(meta.schema.names)
         index = meta.schema.names.index("arrival")
         statistics = [meta.row_group(n).column(index).statistics for n in range(meta.num_row_groups)]
@@ -212,41 +212,32 @@ def _in_order(landing: Storage, paths: Iterable[str], bucket: int, buckets: int)
         begun[collector] = max(min(begins, default=0.0), begun.get(collector, 0.0))
         files.append((begun[collector], path))
     for _, path in sorted(files):
-        with _opened(landing, path) as source:
-            yield _rows(source, path, bucket, buckets)
+        yield _rows(landing, path, bucket, buckets)
 
 
-def _rows(source: Any, path: str, bucket: int, buckets: int) -> Iterator[pa.Table]:
+def _rows(landing: Storage, path: str, bucket: int, buckets: int) -> Iterator[pa.Table]:
     """Yield the rows of a segment's bucket.
 
     Raises:
         SegmentError: the file is damaged. Each page has a checksum.
     """
-    try:
+    with _damage_named(path), landing.fs.open_input_file(landing.path(path)) as source:
         file = pq.ParquetFile(source, read_dictionary=["collector", "topic"], page_checksum_verification=True)
         for table in parquet.read_bucket(file, bucket, buckets):
             table.validate(full=True)  # the footer has no checksum
             yield table
-    except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
-        raise _damaged(path, error) from error
 
 
 @contextmanager
-def _opened(landing: Storage, path: str) -> Iterator[Any]:
+def _damage_named(path: str) -> Iterator[None]:
+    """Convert the errors of reading a segment."""
     try:
-        with landing.fs.open_input_file(landing.path(path)) as source:
-            yield source
-    except (OSError, ValueError, segments.SegmentError) as error:
-        if isinstance(error, segments.SegmentError) and str(error).startswith(path):
-            raise
-        raise _damaged(path, error) from error
-
-
-def _damaged(path: str, error: Exception) -> segments.SegmentError:
-    return segments.SegmentError(
-        f"{path}: {error}. A segment gets its name when it is complete, so this file was damaged, or another program wrote"
-        " it: restore it, or remove it from the landing"
-    )
+        yield
+    except (OSError, ValueError, KeyError, TypeError, IndexError, segments.SegmentError) as error:
+        raise segments.SegmentError(
+            f"{path}: {error}. A segment gets its name when it is complete, so this file was damaged, or another program"
+            " wrote it: restore it, or remove it from the landing"
+        ) from error
 
 
 class _Writers:

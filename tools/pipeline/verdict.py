@@ -382,9 +382,7 @@ def _silent(books: Books, silence: Silence, others: pa.Table) -> tuple[list[str]
 def _lives(books: Books, name: str) -> pa.Table:
     """Return first and last arrival and number of messages of a bucket's devices."""
     table = books.output.storage.table(name, ["device", "first_arrival", "last_arrival", "delivered"])
-    sums = [("first_arrival", "min"), ("last_arrival", "max"), ("delivered", "sum")]
-    found = table.group_by("device", use_threads=False).aggregate(sums)
-    return found.rename_columns({f"{name}_{how}": name for name, how in sums})
+    return summary.grouped(table, ["device"], {"first_arrival": "min", "last_arrival": "max", "delivered": "sum"})
 
 
 def _rows(books: Books, found: Verdict) -> list[dict[str, Any]]:
