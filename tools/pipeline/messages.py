@@ -205,17 +205,16 @@ class _Batch:
         records: pa.Table,
         printed: np.ndarray,
     ):
-        self.state, self.messages, self.records = state, messages, records
-        self.rows, self.topic, self.payload = rows, topic, payload
-        self.collector = prints.encoded(rows["collector"])
-        self.origin = {"arrival": rows["arrival"].combine_chunks(), "collector": self.collector}
-        self.origin |= {name: rows[name].combine_chunks() for name in ("segment", "row")}
-        self.own_rows = len(rows)  # higher row numbers are of messages that were held
+        self.state, self.messages, self.records, self.printed = state, messages, records, printed
+        self.topic, self.payload = topic, payload
+        self.own_rows = len(rows)  # higher places are of messages that were held
         self.place = messages["row"].to_numpy()
         self.device = state.device_numbers(messages["device"].combine_chunks())
-        self.printed = printed
-        placing_input = self._placing_input()
-        placed, compared = placing.place(state, placing_input)
+        self.origin = {field.name: rows[field.name].combine_chunks() for field in schemas.ORIGIN}
+        self.origin["collector"] = prints.encoded(rows["collector"])
+        if len(self.place) < len(rows):
+            self.origin = {name: column.take(pa.array(self.place)) for name, column in self.origin.items()}
+        placed, compared = placing.place(state, self._placing_input())
         self.life = placed.life
         self.bad = [(int(self.place[at]), reason) for at, reason in placed.refused]
         self.no_room = [one for one in placed.overflowed if one.place < 0]
@@ -226,15 +225,8 @@ class _Batch:
 
     def _placing_input(self) -> placing.Messages:
         """Return the messages in the form that `placing` needs."""
-        table, at = self.messages, self.place
-        origin = np.stack(
-            [
-                self.collector.indices.to_numpy()[at],
-                self.origin["segment"].to_numpy()[at],
-                self.origin["row"].to_numpy()[at],
-            ],
-            axis=1,
-        ).astype(np.int64)
+        table, collector = self.messages, self.origin["collector"]
+        log = [collector.indices, self.origin["segment"], self.origin["row"]]
         return placing.Messages(
             self.device,
             table["life"].to_numpy(),
@@ -242,22 +234,22 @@ class _Batch:
             table["seq"].to_numpy(),
             pc.fill_null(table["first"], -1).to_numpy(),
             self.printed,
-            self.collector.dictionary.to_pylist(),
-            origin,
+            collector.dictionary.to_pylist(),
+            np.stack([one.to_numpy() for one in log], axis=1).astype(np.int64),
             self._content,
         )
 
     def _content(self, at: int) -> tuple[str, bytes, int]:
         place = int(self.place[at])
         topic = self.topic.dictionary[self.topic.indices[place].as_py()].as_py()
-        return topic, self.payload[place].as_py(), self.origin["arrival"][place].value
+        return topic, self.payload[place].as_py(), self.origin["arrival"][at].value
 
     def _apply_placing(self, placed: placing.Placed) -> None:
         """Remove messages without a life, hold those that wait for one, and add held ones that have one now."""
         state = self.state
-        again = state.read_before(self.collector, self.rows["segment"], self.rows["row"])
+        again = state.read_before(*(self.origin[name] for name in ("collector", "segment", "row")))
         for device, one in placed.held:
-            if not (again[self.place[one.place]] and (one.where, one.print) in state.quarantined):
+            if not (again[one.place] and (one.where, one.print) in state.quarantined):
                 state.held.setdefault(device, []).append(one._replace(place=-1))
         # A released message is sorted directly after the message that released it.
         order = self.place.astype(np.float64)
@@ -269,15 +261,20 @@ class _Batch:
             else:
                 self.life[what.place], order[what.place] = life, moment
         kept = np.flatnonzero(self.life > 0)
-        self.messages = self.messages.take(pa.array(kept))
-        self.place, self.device, self.life = self.place[kept], self.device[kept], self.life[kept]
-        self.printed, order = self.printed[kept], order[kept]
+        self._choose(kept)
+        order = order[kept]
         if found:
             order = np.concatenate((order, self._add_released(found)))
-        sorting = np.argsort(order, kind="stable")
-        self.messages = self.messages.take(pa.array(sorting))
-        self.place, self.device, self.life = self.place[sorting], self.device[sorting], self.life[sorting]
-        self.printed = self.printed[sorting]
+        self._choose(np.argsort(order, kind="stable"))
+
+    def _choose(self, at: np.ndarray) -> None:
+        """Keep some of the messages, in this order."""
+        index = pa.array(at)
+        self.messages = self.messages.take(index)
+        self.origin = {name: column.take(index) for name, column in self.origin.items()}
+        self.place, self.device, self.life, self.printed = (
+            one[at] for one in (self.place, self.device, self.life, self.printed)
+        )
 
     def _add_released(self, found: list[tuple[lives.Message, int, float]]) -> np.ndarray:
         """Add messages that were held; return their positions among the others.
@@ -297,20 +294,11 @@ class _Batch:
         self.device = np.concatenate((self.device, self.state.device_numbers(messages["device"].combine_chunks())))
         self.life = np.concatenate((self.life, np.array([life for _, life, _ in found], dtype=np.int64)[left]))
         self.printed = np.concatenate((self.printed, prints.of(payload)[left]))
-        more = {
-            "arrival": pa.array([one.arrival_us for one in what], schemas.MOMENT),
-            "collector": pa.array([one.collector for one in what], pa.string()),
-            "segment": pa.array([one.segment for one in what], pa.int64()),
-            "row": pa.array([one.row for one in what], pa.int64()),
-        }
-        own = self.origin
-        names = pa.chunked_array([own["collector"].cast(pa.string()), more.pop("collector")])
-        self.origin = {
-            "arrival": pa.concat_arrays([own["arrival"], more["arrival"]]),
-            "collector": prints.encoded(names),
-            "segment": pa.concat_arrays([own["segment"], more["segment"]]),
-            "row": pa.concat_arrays([own["row"], more["row"]]),
-        }
+        values = zip(*((one.arrival_us, *one.where) for one in what), strict=True)
+        for field, its in zip(schemas.ORIGIN, values, strict=True):
+            more = pa.array(its, field.type).take(pa.array(left))
+            both = pa.concat_arrays([self.origin[field.name].cast(field.type), more])
+            self.origin[field.name] = both.dictionary_encode() if field.name == "collector" else both
         return np.array([moment for _, _, moment in found])[left]
 
     def _compare(self, compared: placing.Comparison | None) -> None:
@@ -331,7 +319,7 @@ class _Batch:
         groups = state.groups(compared.keys)
         codes = intervals.encode(groups[compared.which], compared.seq)
         highest_before = self._highest(codes)
-        self.arrival_us = self.origin["arrival"].cast(pa.int64()).to_numpy()[self.place[order]]
+        self.arrival_us = self.origin["arrival"].cast(pa.int64()).to_numpy()[order]
         self.reordered = new & (self._overtaken(codes, order) | (codes < highest_before))
         state.seen = state.seen.union(codes[new])
         self.group, self.seq = intervals.group_of(codes), compared.seq
@@ -447,8 +435,7 @@ class _Batch:
 
     def _origin(self, messages: np.ndarray) -> list[pa.Array]:
         """Return the origin columns of some messages."""
-        at = pa.array(self.place[messages])
-        return [self.origin[field.name].take(at) for field in schemas.ORIGIN]
+        return [column.take(pa.array(messages)) for column in self.origin.values()]
 
     def _readings(self, records: pa.Table, chosen: np.ndarray) -> pa.Table:
         # Records are sorted by message (`row`); find those of the chosen messages, in the order of `chosen`.
@@ -498,10 +485,8 @@ class _Batch:
         apart = (np.diff(group) != 0) | (np.diff(seq) != np.diff(at))
         kept = ties.kept(offset, uptime[at], apart)
         messages, offset = chosen[at[kept]], offset[kept]
-        arrival = self.origin["arrival"].take(pa.array(self.place[messages]))
-        return table_of(
-            [*self._key(messages), pa.array(offset), self.uptime.take(pa.array(messages)), arrival], schemas.TIES
-        )
+        uptime, arrival = (column.take(pa.array(messages)) for column in (self.uptime, self.origin["arrival"]))
+        return table_of([*self._key(messages), pa.array(offset), uptime, arrival], schemas.TIES)
 
     def _duplicates(self) -> pa.Table:
         which = self.order[self.copy]
@@ -535,7 +520,7 @@ class _Batch:
             places, reasons, lows, highs = zip(*rows, strict=True)
             messages = np.array(places)
             columns = [*self._key(messages), pa.array(reasons, pa.string()), pa.array(lows), pa.array(highs)]
-            columns.append(self.origin["arrival"].take(pa.array(self.place[messages])))
+            columns.append(self.origin["arrival"].take(pa.array(messages)))
             yield "undelivered", table_of(columns, WITH_DAY["undelivered"])
 
     def _replayed(self, messages: np.ndarray) -> np.ndarray:
