@@ -276,6 +276,35 @@ def test_topic_with_long_levels_is_matched_although_the_sums_cut_it(local, landi
     assert [one for one in topics if f"nothing matched the topic {one}" in found.problems] == [topics[3]]
 
 
+@pytest.mark.req("P6")
+def test_expected_topic_of_any_number_of_levels_is_matched(local, landing, out):
+    for topic in ("home/hall/door", "zigbee/hall/lamp/state"):
+        landing.raw(topic, b"1")
+    landing.raw("gateways/g1/up", b'{"device": "m1"}')  # only a mapping could tell its device
+    landing.message("a", 1, 1)
+    landing.seal()
+    output = taken(local, landing, out)
+    fit = ("home/hall/door", "home/+/door", "zigbee/hall/lamp/state", "zigbee/+/+/state", "zigbee/hall/#", "zigbee/#")
+    fit += (
+        "gateways/g1/up",
+        "gateways/g1/up/#",
+        "+/+/+",
+        "$share/collectors/flashmqtt/#",
+        "$share/c/home/hall/door",
+        "#",
+    )
+    other = (
+        "home/kitchen/door",
+        "zigbee/+/state",
+        "zigbee/hall/+",
+        "home/hall",
+        "$share/c/plant/#",
+        "flashmqtt/g1/readings",
+    )
+    found = verdict.judge(output, verdict.Expectations(topics=(*fit, *other)))
+    assert [one for one in found.problems if "topic" in one] == [f"nothing matched the topic {one}" for one in other]
+
+
 @pytest.mark.parametrize(
     ("wanted", "topic", "fits"),
     [

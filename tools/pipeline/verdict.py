@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
+import re
 import sys
 import time
 from collections import Counter
@@ -29,6 +30,7 @@ from tools.command import Failure, columns, ended, named
 from . import options, plain, schemas, summary
 from .books import Books, as_of_one_commit
 from .commits import Output
+from .mapping import OURS
 
 MOST_ROWS = 40
 MOST_NAMED = 5
@@ -342,16 +344,32 @@ def _ranges(batch: pa.RecordBatch, but: dict[tuple[str, int, int], Any]) -> pa.T
 
 
 def _matched(books: Books, topic: str) -> bool:
-    """Return whether a message's topic matched a filter. Topics are counted without devices; devices are looked up."""
+    """Return whether a message's topic matched a filter. Topics are counted without devices; devices are looked up.
+
+    Where only a mapping tells the device, the levels of the topic that are not counted match any text.
+    """
     levels = topic.split("/")
-    cut = summary.cut_levels(topic).split("/")
+    levels = levels[2:] if levels[0] == "$share" else levels  # $share/<group>/<filter>
+    cut = [summary.cut(level) for level in levels]
+    named = ["[^/]*" if one == "+" else f"({re.escape(one)}|{re.escape(summary.cut(one))})" for one in levels]
+    is_open = levels[-1] == "#"
+    pattern = f"(?s)^{'/'.join(named[:-1])}(/.*)?$" if is_open else f"(?s)^{'/'.join(named)}$"
     for shape in books.commit.summary["topics"]:
-        if not matches(cut, shape.split("/")):
+        first, middle, last = shape.partition("/+/")
+        possible = [[first, *["+"] * n, last] for n in range(1, len(cut) + 1)] if middle else [shape.split("/")]
+        if not any(matches(cut, one) for one in possible):
             continue
-        device = levels[1] if len(levels) > 1 and shape.count("/+/") else "+"
-        if device in {"+", "#"}:
+        if not middle or cut == ["#"]:
             return True
-        if next(books.rows("lives", ["device"], pc.field("device") == device), None) is not None:
+        is_ours = f"{first}/" == OURS
+        is_known = is_ours
+        for batch in books.rows("lives" if is_ours else "plain", ["device"]):
+            topics = pc.binary_join_element_wise(*([first] if is_ours else []), batch.column(0), last, "/")
+            topics = topics.filter(pc.starts_with(topics, first.removesuffix(summary.ELLIPSIS)))
+            is_known |= len(topics) > 0
+            if pc.any(pc.match_substring_regex(topics, pattern)).as_py():
+                return True
+        if not is_known:
             return True
     return False
 
