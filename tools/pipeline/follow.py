@@ -90,12 +90,8 @@ class Proofs:
             latest = self.output.latest()
             read = latest.stream_read if latest else {}
             found = source.latest(self.landing)
-            waiting = [
-                name
-                for collector, names in found.items()
-                for number, name in names.items()
-                if number > read.get(collector, 0)
-            ]
+            numbers = ((its, number) for its, names in found.items() for number in names)
+            waiting = [found[its][number] for its, number in numbers if number > read.get(its, 0)]
             oldest = min((self.landing.modified_s(name) for name in waiting), default=None)
             self.metrics.waiting.set(len(waiting))
             self.metrics.lag.set(0 if oldest is None else max(0.0, time.time() - oldest))
@@ -113,9 +109,8 @@ def until_ended(query: StreamingQuery, proofs: Proofs | None = None) -> None:
         if proofs:
             proofs.asked = True
 
-    handlers: dict[int, Callable[..., object]] = dict.fromkeys(
-        (signal.SIGINT, signal.SIGTERM), lambda number, _: asked.append(number)
-    )
+    handlers: dict[int, Callable[..., object]]
+    handlers = dict.fromkeys((signal.SIGINT, signal.SIGTERM), lambda number, _: asked.append(number))
     if proofs:
         handlers[signal.SIGUSR1] = prove
     before = {number: signal.signal(number, handler) for number, handler in handlers.items()}

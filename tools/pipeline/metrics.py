@@ -70,12 +70,8 @@ class Metrics:
     def books(self, commit: Commit) -> None:
         """Set the metrics from a commit's sums."""
         totals = commit.summary["totals"]
-        self.delivered.set(totals["delivered"])
-        self.quarantine.set(totals["quarantine"])
-        self.missing.set(totals["missing"])
-        self.unexplained.set(totals["unexplained"])
-        self.twice.set(totals["twice"])
-        self.devices.set(totals["devices"])
+        for name in ("delivered", "quarantine", "missing", "unexplained", "twice", "devices"):
+            getattr(self, name).set(totals[name])
         self.arrival.set((commit.summary["last_arrival_us"] or 0) / 1e6)
 
     def proof(self, found: Verdict | None) -> None:

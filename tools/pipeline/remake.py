@@ -84,16 +84,8 @@ def main(argv: list[str] | None = None) -> int:
     if new.latest() is not None:
         raise Failure(f"{given.to} has tables already: give another --to")
     with new.locked(), session.opened(given.master, session.log_file(new.storage)) as spark:
-        job = stream.Job(
-            spark,
-            given.landing,
-            given.to,
-            f"{given.to.rstrip('/')}/checkpoint",
-            buckets,
-            given.segments_per_batch,
-            on_commit=print_batch,
-            mapping=rules,
-        )
+        where = (given.landing, given.to, f"{given.to.rstrip('/')}/checkpoint", buckets, given.segments_per_batch)
+        job = stream.Job(spark, *where, on_commit=print_batch, mapping=rules)
         job.start().awaitTermination()
     found = verdict.judge(new)
     print(f"  {found.line}")

@@ -131,29 +131,17 @@ def _run(
             metrics.committed_batch(commit)
 
     checkpoint = given.checkpoint or f"{given.out.rstrip('/')}/checkpoint"
-    job = stream.Job(
-        spark,
-        given.landing,
-        given.out,
-        checkpoint,
-        given.buckets,
-        given.segments_per_batch,
-        on_commit,
-        given.late_after,
-        not given.no_delta,
-        rules,
-    )
+    where = (given.landing, given.out, checkpoint, given.buckets, given.segments_per_batch)
+    job = stream.Job(spark, *where, on_commit, given.late_after, not given.no_delta, rules)
     query = job.start(given.follow)
     proofs = None
     if given.follow:
-        proofs = follow.Proofs(
-            output,
-            Storage(given.landing),
-            lambda: verdict.expectations(given, now=True),
-            given.prove_every,
-            not given.no_report,
-            metrics,
-        )
+
+        def expected() -> verdict.Expectations:
+            return verdict.expectations(given, now=True)
+
+        every = (given.prove_every, not given.no_report)
+        proofs = follow.Proofs(output, Storage(given.landing), expected, *every, metrics)
     follow.until_ended(query, proofs)
     if not given.follow:
         job.read_rest(present)

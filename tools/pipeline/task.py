@@ -32,7 +32,7 @@ from .messages import NO_MAPPING, process
 from .prints import Past
 from .readback import read_back
 from .state import State
-from .storage import Storage
+from .storage import Storage, limits
 
 DAY_US = 86_400_000_000
 MOST_OPEN = 64
@@ -84,13 +84,14 @@ def run(
                 summary.add_topics(sums, rows["topic"].unify_dictionaries().combine_chunks())
                 for table, found in process(state, rows, mapping):
                     audited.take(table, found)
-                    _count(sums, table, found)
-                    if table == "plain":
-                        writers.write_by_day("readings", found)
-                    elif table == "met":
+                    if table == "quarantine":
+                        summary.add_reasons(sums, found["reason"])
+                    elif table in ("readings", "plain"):
+                        summary.add_arrivals(sums, found)
+                    if table == "met":
                         plain_sums.append(found)
-                    elif table in schemas.TABLES and table != "ties":
-                        writers.write_by_day(table, found)
+                    elif table not in ("ties", "tally"):
+                        writers.write_by_day("readings" if table == "plain" else table, found)
             state.finish_segment()
         if audited.ties:
             audited.ties = [ties.merge(state, known, seen_before, audited.ties)]
@@ -98,9 +99,7 @@ def run(
         writers.close()
         held = state.held_reasons()
         if writers.done or held != held_before or not state_files:
-            files = {
-                table: [one.file for one in writers.done if one.table == table] for table in ("readings", "events")
-            }
+            files = {name: [one.file for one in writers.done if one.table == name] for name in ("readings", "events")}
             audited.checked, found_plain = read_back(storage, files, state, known, seen_before, bool(plain_sums))
             made = ledger.update(state, known, _kept(storage, state_files), audited, late_after_s)
             summary.add(sums, made.summary)
@@ -115,14 +114,6 @@ def run(
             if plain_sums:
                 _add_plain(writers, state_files, sums, plain_sums, found_plain)
     return [*writers.done, Done(bucket, "summary", "", 0, json.dumps(sums))]
-
-
-def _count(sums: summary.Summary, table: str, rows: pa.Table) -> None:
-    """Add some rows of a table to the sums that the report shows."""
-    if table == "quarantine":
-        summary.add_reasons(sums, rows["reason"])
-    elif table in ("readings", "plain"):
-        summary.add_arrivals(sums, rows)
 
 
 def _add_plain(
@@ -204,12 +195,10 @@ def _in_order(landing: Storage, paths: Iterable[str], bucket: int, buckets: int)
         with _damage_named(path):
             meta = landing.footer(path)
             parquet.check_columns(meta.schema.names)
-        index = meta.schema.names.index("arrival")
-        statistics = [meta.row_group(n).column(index).statistics for n in range(meta.num_row_groups)]
-        begins = [one.min.timestamp() for one in statistics if one is not None and one.has_min_max]
+        begins = limits(meta, "arrival")
         # Never before the collector's previous segment: a clock may have been set back, and a message that the collector
         # has held for a long time has an early arrival.
-        begun[collector] = max(min(begins, default=0.0), begun.get(collector, 0.0))
+        begun[collector] = max(begins[0].timestamp() if begins else 0.0, begun.get(collector, 0.0))
         files.append((begun[collector], path))
     for _, path in sorted(files):
         yield _rows(landing, path, bucket, buckets)
