@@ -46,14 +46,8 @@ WRITE_DEADLINE_S = 10.0  # without progress
 FIRST_PAUSE_MS = 500  # at most, before the second attempt to connect; doubled after each failure
 LASTING_MS = 2000  # a connection that lasted as long resets the pause
 # Refusals that need a person: wrong identifier, password or permission; first levels 3 and 4, then level 5.
-_WRONG_CREDENTIALS = (
-    2,
-    4,
-    5,
-    reasons.CLIENT_IDENTIFIER_NOT_VALID,
-    reasons.BAD_USER_NAME_OR_PASSWORD,
-    reasons.NOT_AUTHORIZED,
-)
+_AT_LEVEL_5 = (reasons.CLIENT_IDENTIFIER_NOT_VALID, reasons.BAD_USER_NAME_OR_PASSWORD, reasons.NOT_AUTHORIZED)
+_WRONG_CREDENTIALS = (2, 4, 5, *_AT_LEVEL_5)
 READ_BYTES = 1 << 17  # at most per read: about 1,300 messages of 100 bytes, 10 ms of work
 LEAST_BUFFER_BYTES = 2 * READ_BYTES
 LONGEST_WAIT_S = 0.5  # when nothing arrives: the interval of checking a segment's age and --drain
@@ -139,18 +133,10 @@ class Collector:
             raise stalled(settings.landing, error)
         logs = settings.landing / f"{settings.client_id}.logs"
         number, rows = (0, 0) if log_numbers(logs) else _last_segment(settings.landing, settings.client_id)
-        mount = functools.partial(
-            LandingStore,
-            logs,
-            settings.client_id,
-            hold_limit=settings.in_flight,
-            first_number=number + 1,
-            rows_before=rows,
-            reserve_bytes=settings.reserve_bytes,
-            salvage=settings.salvage,
-            # Only collectors with shared subscriptions may use one landing: others would each store all messages.
-            shared=all(topic.startswith("$share/") for topic, _ in settings.topics),
-        )
+        # Only collectors with shared subscriptions may use one landing: others would each store all messages.
+        shared = all(topic.startswith("$share/") for topic, _ in settings.topics)
+        first = (settings.in_flight, number + 1, rows, settings.reserve_bytes, settings.salvage)
+        mount = functools.partial(LandingStore, logs, settings.client_id, *first, shared=shared)
         try:
             self.store = mount()
         except LandingInUse as error:

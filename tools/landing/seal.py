@@ -84,21 +84,16 @@ class Columns:
         count = len(self.heads)
         heads = np.frombuffer(self.heads, dtype=np.uint8)
         times = np.repeat(np.array(self.times, dtype=np.int64), np.array(self.times_count, dtype=np.int64))
-        return pa.table(
-            [
-                pa.repeat(pa.scalar(collector, pa.string()), count),
-                pa.repeat(pa.scalar(number, pa.int64()), count),
-                pa.array(np.arange(rows_before + 1, rows_before + count + 1, dtype=np.int64)),
-                pa.array(times).cast(pa.timestamp("us", tz="UTC")),
-                pa.array(self.topics, pa.binary()).cast(pa.string()),
-                pa.array(((heads & QOS_BITS) >> 1).astype(np.int8)),
-                pa.array((heads & DUP_BIT).astype(np.bool_)),
-                pa.array((heads & RETAIN_BIT).astype(np.bool_)),
-                pa.array(self.properties, pa.binary()),
-                pa.array(self.payloads, pa.binary()),
-            ],
-            schema=parquet.SCHEMA,
-        )
+        origin = [pa.repeat(pa.scalar(collector, pa.string()), count), pa.repeat(pa.scalar(number, pa.int64()), count)]
+        origin += [pa.array(np.arange(rows_before + 1, rows_before + count + 1, dtype=np.int64))]
+        origin += [pa.array(times).cast(pa.timestamp("us", tz="UTC"))]
+        head = [
+            pa.array(self.topics, pa.binary()).cast(pa.string()),
+            pa.array(((heads & QOS_BITS) >> 1).astype(np.int8)),
+        ]
+        head += [pa.array((heads & bit).astype(np.bool_)) for bit in (DUP_BIT, RETAIN_BIT)]
+        texts = [pa.array(self.properties, pa.binary()), pa.array(self.payloads, pa.binary())]
+        return pa.table([*origin, *head, *texts], schema=parquet.SCHEMA)
 
 
 def rows_of(contents: Contents) -> pa.Table:

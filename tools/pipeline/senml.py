@@ -27,41 +27,15 @@ import pyarrow.json as pj
 
 from .schemas import EVENTS, KEY, LARGEST, READINGS, SEQ
 
-CORE = {
-    "bn": pa.string(),
-    "boot": pa.int64(),
-    "seq": pa.int64(),
-    "life": pa.int64(),
-    "up": pa.float64(),
-    "n": pa.string(),
-    "u": pa.string(),
-    "v": pa.float64(),
-}
-LABELS = CORE | {
-    "bt": pa.float64(),
-    "bu": pa.string(),
-    "bv": pa.float64(),
-    "bs": pa.float64(),
-    "bver": pa.float64(),
-    "t": pa.float64(),
-    "ut": pa.float64(),
-    "s": pa.float64(),
-    "vs": pa.string(),
-    "vb": pa.bool_(),
-    "vd": pa.string(),
-    "first": pa.int64(),
-    "cause": pa.string(),
-    "dropped": pa.int64(),
-    "doubt_first": pa.int64(),
-    "doubt_last": pa.int64(),
-    "since": pa.int64(),
-    "refused_seqs": pa.string(),
-    "expired_seqs": pa.string(),
-    "dropped_seqs": pa.string(),
-    "damaged_seqs": pa.string(),
-}
 EVENT_LABELS = ("first", "cause", "dropped", "doubt_first", "doubt_last", "since")
 GIVEN_UP = ("refused", "expired", "dropped", "damaged")
+INTEGERS = ("life", *(label for label in EVENT_LABELS if label != "cause"))
+LISTS = tuple(f"{reason}_seqs" for reason in GIVEN_UP)
+CORE = dict.fromkeys(("bn", "n", "u"), pa.string()) | dict.fromkeys(("boot", "seq", "life"), pa.int64())
+CORE |= dict.fromkeys(("up", "v"), pa.float64())
+"""The labels of nearly all packs, with their types."""
+LABELS = CORE | dict.fromkeys(("bt", "bv", "bs", "bver", "t", "ut", "s"), pa.float64()) | {"vb": pa.bool_()}
+LABELS |= dict.fromkeys(("bu", "vs", "vd", "cause", *LISTS), pa.string()) | dict.fromkeys(INTEGERS, pa.int64())
 VERSION = 10
 ABSOLUTE_S = 2.0**28  # §4.5.3: smaller times are relative to now
 LATEST_S = 253_402_300_799.0  # the end of the year 9999
@@ -90,7 +64,7 @@ MESSAGES = pa.schema(
         pa.field("time_us", pa.int64()),
         *(EVENTS.field(name) for name in EVENT_LABELS),
         pa.field("life", pa.int64(), nullable=False),  # the board's number, 0 for none
-        *[pa.field(f"{reason}_seqs", pa.string()) for reason in GIVEN_UP],
+        *[pa.field(label, pa.string()) for label in LISTS],
     ]
 )
 RECORDS = pa.schema(
@@ -167,11 +141,8 @@ def _together(parts: list[pa.Table], schema: pa.Schema) -> pa.Table:
         return schema.empty_table()
     if len(parts) == 1:
         return parts[0]
-    return (
-        pa.concat_tables(parts)
-        .combine_chunks()
-        .sort_by([("row", "ascending")] + [("index", "ascending")] * ("index" in schema.names))
-    )
+    order = [(name, "ascending") for name in ("row", "index") if name in schema.names]
+    return pa.concat_tables(parts).combine_chunks().sort_by(order)
 
 
 def _labels_in_use(payloads: pa.Array) -> dict[str, pa.DataType]:
@@ -343,13 +314,9 @@ def _resolve(rows: np.ndarray, packs: pa.ListArray) -> tuple[pa.Table, pa.Table,
     single = bool((counts == 1).all())
     parent = np.arange(len(packs)) if single else np.repeat(np.arange(len(packs)), counts)
     fields = _Fields(flat)
-    heads = (
-        fields
-        if single
-        else _Fields(flat.take(pa.array(np.minimum(starts, max(0, len(flat) - 1)))))
-        if len(flat)
-        else None
-    )
+    heads = fields if single else None
+    if not single and len(flat):
+        heads = _Fields(flat.take(pa.array(np.minimum(starts, len(flat) - 1))))
     if heads is None:
         return MESSAGES.empty_table(), RECORDS.empty_table(), reasons.listed(rows)
     if flat.null_count:
@@ -367,13 +334,12 @@ def _resolve(rows: np.ndarray, packs: pa.ListArray) -> tuple[pa.Table, pa.Table,
     boot = pc.fill_null(heads["boot"], 0).to_numpy()
     seq = pc.fill_null(heads["seq"], 0).to_numpy()
     reasons.where((boot < 0) | (boot > LARGEST) | (seq < 1) | (seq > LARGEST), "boot or seq out of range")
-    for label in ("life", "first", "dropped", "doubt_first", "doubt_last", "since"):
+    for label in INTEGERS:
         if heads.has(label):
             number = pc.fill_null(heads[label], 1).to_numpy()
             least = 0 if label in {"dropped", "life"} else 1
             reasons.where((number < least) | (number > LARGEST), f"{label} out of range")
-    for reason in GIVEN_UP:
-        label = f"{reason}_seqs"
+    for label in LISTS:
         if heads.has(label):
             texts = pc.dictionary_encode(pc.fill_null(heads[label], ""))
             legible = np.array([ranges(one) is not None for one in texts.dictionary.to_pylist()], dtype=bool)
@@ -401,8 +367,7 @@ def _resolve(rows: np.ndarray, packs: pa.ListArray) -> tuple[pa.Table, pa.Table,
         relative = np.where(absolute | ~(np.abs(time) < ABSOLUTE_S), 0.0, time)
         time_us = np.where(absolute, np.rint(np.where(absolute, time, 0.0) * 1e6), 0).astype(np.int64)
     moment = pa.array(time_us, mask=~absolute)
-    first_of = starts if not single else parent
-    first_of = np.minimum(first_of, len(flat) - 1)
+    first_of = np.minimum(starts, len(flat) - 1)
     # `up` is the uptime at the message's own time, which is `bt`, without the first record's `t`.
     own_us, dated = time_us[first_of], absolute[first_of]
     if heads.has("bt") and heads.has("t"):
@@ -446,36 +411,16 @@ def _resolve(rows: np.ndarray, packs: pa.ListArray) -> tuple[pa.Table, pa.Table,
         unit = pc.coalesce(unit, base("bu"))
 
     good = reasons.good()
-    messages = pa.table(
-        [
-            pa.array(rows),
-            device,
-            pa.array(boot),
-            pa.array(seq),
-            up,
-            pa.array(own_us, mask=~dated),
-            *[heads[label] for label in EVENT_LABELS],
-            pc.fill_null(heads["life"], 0),
-            *[heads[f"{reason}_seqs"] for reason in GIVEN_UP],
-        ],
-        schema=MESSAGES,
-    )
-    records = pa.table(
-        [
-            pa.array(rows[parent]),
-            pa.array((np.arange(len(flat)) - starts[parent]).astype(np.int32)),
-            name,
-            unit,
-            pa.array(value, mask=~valued),
-            fields["vs"],
-            fields["vb"],
-            fields["vd"],
-            pa.array(total, mask=~summed),
-            uptime,
-            moment,
-        ],
-        schema=RECORDS,
-    )
+    identity = [pa.array(rows), device, pa.array(boot), pa.array(seq), up, pa.array(own_us, mask=~dated)]
+    labels = [
+        *(heads[label] for label in EVENT_LABELS),
+        pc.fill_null(heads["life"], 0),
+        *(heads[label] for label in LISTS),
+    ]
+    messages = pa.table([*identity, *labels], schema=MESSAGES)
+    place = [pa.array(rows[parent]), pa.array((np.arange(len(flat)) - starts[parent]).astype(np.int32)), name, unit]
+    values = [pa.array(value, mask=~valued), fields["vs"], fields["vb"], fields["vd"], pa.array(total, mask=~summed)]
+    records = pa.table([*place, *values, uptime, moment], schema=RECORDS)
     if not good.all():
         messages = messages.filter(pa.array(good))
     keep = is_reading & good[parent]
