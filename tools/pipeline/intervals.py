@@ -8,6 +8,7 @@ of a group is never used.
 
 from __future__ import annotations
 
+from functools import reduce
 from typing import NamedTuple
 
 import numpy as np
@@ -53,6 +54,10 @@ class Intervals(NamedTuple):
         begins = np.concatenate(([True], lo[1:] > hi[:-1] + 1))
         return Intervals(lo[begins], hi[np.concatenate((begins[1:], [True]))])
 
+    def moved(self, groups: np.ndarray) -> Intervals:
+        """Return the same numbers in other groups: `groups` has the new one of each. Their order is the same."""
+        return Intervals(*(encode(groups[group_of(one)], seq_of(one)) for one in self))
+
     def union(self, codes: np.ndarray) -> Intervals:
         """Return the set with `codes` added. They must be sorted and distinct."""
         if not len(codes):
@@ -67,6 +72,13 @@ EMPTY = Intervals(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
 def encode(groups: np.ndarray, seqs: np.ndarray) -> np.ndarray:
     """Return the codes of sequence numbers in groups."""
     return (groups.astype(np.int64) << SEQ_BITS) | seqs
+
+
+def begins(*columns: np.ndarray) -> np.ndarray:
+    """Return which rows differ from the row before them in any of some columns; the first one does."""
+    found = np.ones(len(columns[0]), dtype=bool)
+    found[1:] = reduce(np.logical_or, (one[1:] != one[:-1] for one in columns))
+    return found
 
 
 def group_of(codes: np.ndarray) -> np.ndarray:

@@ -41,6 +41,8 @@ WEAR = "wear"  # erases of a board's newest sector, in its health message (firmw
 CONNECTS = "connects"  # connections since the boot
 MOST_COUNTED = 1 << 31  # a larger value is no counter of a board: another reading may have the same name
 
+Spans = tuple[np.ndarray, np.ndarray]
+"""The lowest and the highest number seen of each boot: see `State.spans`."""
 COUNTERS = ("erases_first", "erases", "connects", "told_uptime")
 
 
@@ -115,7 +117,8 @@ def update(state: State, known: np.ndarray, kept: Kept, batch: Batch, late_after
     event_keys = state.keys_of(events)
     reported = _Reported(state, kept.lives, events, event_keys, _concatenated(batch.given_up, schemas.UNDELIVERED))
     changed = np.unique(np.concatenate([state.keys_of(one) for one in tallies] or [np.zeros(0, np.int64)]))
-    wanted = _affected(state, known, np.searchsorted(state.keys, changed), reported.new)
+    spans = state.spans()
+    wanted = _affected(state, spans, known, np.searchsorted(state.keys, changed), reported.new)
     after = wanted + 1
     after = after[after < len(state.keys)]
     context = np.setdiff1d(after[np.isin(after - 1, wanted)], wanted)
@@ -143,7 +146,9 @@ def update(state: State, known: np.ndarray, kept: Kept, batch: Batch, late_after
     if len(wanted):
         tally = merge_tallies(state.keys_of, [before.select(schemas.TALLY.names), *tallies]).cast(schemas.TALLY)
         prior = before.take(_places(old_keys[again], state.keys[wanted]))
-        made = _rows(state, wanted, tally, prior, rest, rest_keys, events, event_keys, reported, batch, late_after_s)
+        made = _rows(
+            state, spans, wanted, tally, prior, rest, rest_keys, events, event_keys, reported, batch, late_after_s
+        )
     lives, devices = _lives(state, kept.lives, before, made, reported)
     sums = summary.of(made, 1)
     summary.add(sums, summary.of(before, -1))
@@ -186,7 +191,9 @@ def _same_life(keys: np.ndarray, some: np.ndarray, others: np.ndarray) -> np.nda
     return (keys[some] >> BOOT_BITS) == (keys[others] >> BOOT_BITS)
 
 
-def _affected(state: State, known: np.ndarray, changed: np.ndarray, windows: intervals.Intervals) -> np.ndarray:
+def _affected(
+    state: State, spans: Spans, known: np.ndarray, changed: np.ndarray, windows: intervals.Intervals
+) -> np.ndarray:
     """Return the indices in `state.keys` of the boots whose rows a batch changes."""
     before = changed[changed > 0] - 1
     before = before[_same_life(state.keys, before, before + 1)]
@@ -196,7 +203,7 @@ def _affected(state: State, known: np.ndarray, changed: np.ndarray, windows: int
     lo, hi = windows
     life = intervals.group_of(lo)
     a, b = (np.searchsorted(state.keys, one << BOOT_BITS) for one in (life, life + 1))
-    lowest = intervals.encode(state.keys >> BOOT_BITS, _lowest(state, np.arange(len(state.keys))))
+    lowest = intervals.encode(state.keys >> BOOT_BITS, spans[0])
     # One more boot on each side: a boot may have begun before its lowest number that arrived.
     begins = np.maximum(np.searchsorted(lowest, lo, side="right") - 2, a)
     ends = np.minimum(np.searchsorted(lowest, hi, side="right") + 1, b)
@@ -302,6 +309,7 @@ def _places(keys: np.ndarray, wanted: np.ndarray) -> pa.Array:
 
 def _rows(
     state: State,
+    spans: Spans,
     wanted: np.ndarray,
     tally: pa.Table,
     prior: pa.Table,
@@ -331,11 +339,10 @@ def _rows(
     follows[follows] = _same_life(state.keys, wanted[follows], wanted[follows] + 1)
     next_at = np.minimum(wanted + 1, len(state.keys) - 1)
     place = np.minimum(np.searchsorted(of, state.keys[next_at]), len(of) - 1)
-    lowest_of_next = _lowest(state, next_at)
-    next_first = np.where(follows, np.fmin(begun[place], lowest_of_next), np.nan)
+    next_first = np.where(follows, np.fmin(begun[place], spans[0][next_at]), np.nan)
     next_dropped = np.where(follows, dropped[place], np.nan)
 
-    lowest, highest = _lowest(state, wanted), _highest(state, wanted)
+    lowest, highest = (one[wanted] for one in spans)
     first = np.fmin(reports["begun"], lowest).astype(np.int64)
     opens = wanted == 0
     opens[~opens] = ~_same_life(state.keys, wanted[~opens], wanted[~opens] - 1)
@@ -405,15 +412,6 @@ def _numbers(table: pa.Table, name: str) -> np.ndarray:
     """Return a column as floats, null as NaN."""
     column = table[name].combine_chunks()
     return pc.fill_null(column.cast(pa.float64(), safe=False), np.nan).to_numpy(zero_copy_only=False)
-
-
-def _lowest(state: State, places: np.ndarray) -> np.ndarray:
-    """Return the lowest number seen of the boots at some indices; every known boot has one."""
-    return intervals.seq_of(state.seen.lo[np.searchsorted(state.seen.lo, places << intervals.SEQ_BITS)])
-
-
-def _highest(state: State, places: np.ndarray) -> np.ndarray:
-    return intervals.seq_of(state.seen.hi[np.searchsorted(state.seen.lo, (places + 1) << intervals.SEQ_BITS) - 1])
 
 
 def _gaps(

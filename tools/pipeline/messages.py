@@ -338,8 +338,7 @@ class _Batch:
         at = np.sort(self.order[self.new])
         at = at[np.argsort(self.device[at], kind="stable")]
         device = self.device[at]
-        begins = np.ones(len(at), dtype=bool)
-        begins[1:] = device[1:] != device[:-1]
+        begins = intervals.begins(device)
         arrival = self.arrival_us[position[at]]
         newest = arrival >= state.fronts[0][device]
         if not (newest & (begins | (np.diff(arrival, prepend=0) >= 0))).all():
@@ -350,20 +349,15 @@ class _Batch:
                 newest[n] = its_arrival >= highest
                 highest = max(highest, its_arrival)
             at, device, arrival = at[newest], device[newest], arrival[newest]
-            begins = np.ones(len(at), dtype=bool)
-            begins[1:] = device[1:] != device[:-1]
+            begins = intervals.begins(device)
         returned = np.zeros(len(self.order), dtype=bool)
         if not len(at):
             return returned
         first = np.flatnonzero(begins)
         before = state.fronts[:, device[first]]
-        now = (arrival, self.life[at], boot[at], seq[at])
-        last = []
-        for column, of_front in zip(now, before, strict=True):
-            previous = np.empty_like(column)
-            previous[1:] = column[:-1]
-            previous[first] = of_front
-            last.append(previous)
+        now = np.stack((arrival, self.life[at], boot[at], seq[at]))
+        last = np.roll(now, 1, axis=1)
+        last[:, first] = before
         back = now[1] < last[1]
         # Two boards never have the same random life. So with a life, an older boot's message is only a delayed one.
         without_life = self.messages["life"].to_numpy()[at] == 0
@@ -371,7 +365,7 @@ class _Batch:
         back[first[before[0] == 0]] = False  # there was no message of these devices before
         returned[position[at[back]]] = True
         ends = np.append(first[1:] - 1, len(at) - 1)
-        state.fronts[:, device[ends]] = np.stack([column[ends] for column in now])
+        state.fronts[:, device[ends]] = now[:, ends]
         return returned
 
     def overflowed(self) -> Iterator[tuple[str, pa.Table]]:
@@ -547,8 +541,7 @@ class _Batch:
         row = np.flatnonzero(new)
         groups, of = np.unique(group, return_inverse=True)
         device, life, boot = unpack(self.state.keys[groups])
-        names = pa.array(self.state.devices, pa.string()).take(pa.array(device))
-        key = [names, pa.array(life.astype(np.int32)), pa.array(boot)]
+        key = [self.state.names_of(device), pa.array(life.astype(np.int32)), pa.array(boot)]
         each = np.ones(len(row), dtype=np.int64)
         return parts.tally(key, of, counts, (arrival_us, arrival_us), base, row, 0 * each, each)
 

@@ -66,8 +66,7 @@ class Comparison:
         order = self.order = np.argsort(codes, kind="stable")
         codes = codes[order]
         self.which, self.seq = which[order], seq[order]
-        self.first = np.ones(len(codes), dtype=bool)
-        self.first[1:] = codes[1:] != codes[:-1]
+        self.first = intervals.begins(codes)
         self.known = seen(state, self.keys, self.which, self.seq)
         self.same, self.lost = self.first & ~self.known, np.zeros(len(codes), dtype=bool)
         if not self.same.all():
@@ -191,9 +190,8 @@ def _overlapping(state: State, messages: Messages, compared: Comparison, anonymo
     """Return the devices without identities whose boots, including this batch, have overlapping numbers."""
     keys = np.union1d(state.keys, compared.keys)
     lo, hi = np.full(len(keys), np.iinfo(np.int64).max), np.zeros(len(keys), dtype=np.int64)
-    if len(state.keys):
-        at = np.searchsorted(keys, state.keys)
-        lo[at], hi[at] = state.spans()
+    at = np.searchsorted(keys, state.keys)
+    lo[at], hi[at] = state.spans()
     at = np.searchsorted(keys, compared.keys)
     batch_lo, batch_hi = compared.spans()
     lo[at], hi[at] = np.minimum(lo[at], batch_lo), np.maximum(hi[at], batch_hi)
@@ -223,11 +221,10 @@ def _far(state: State, messages: Messages, life: np.ndarray) -> np.ndarray:
     np.maximum.at(highest, which, messages.seq)
     np.minimum.at(lowest, which, messages.seq)
     before = np.zeros(len(keys), dtype=np.int64)
-    if len(state.keys):
-        its_life = state.keys >> BOOT_BITS
-        at = np.minimum(np.searchsorted(keys, its_life), len(keys) - 1)
-        concerned = keys[at] == its_life
-        np.maximum.at(before, at[concerned], state.spans()[1][concerned])
+    its_life = state.keys >> BOOT_BITS
+    at = np.minimum(np.searchsorted(keys, its_life), len(keys) - 1)
+    concerned = keys[at] == its_life
+    np.maximum.at(before, at[concerned], state.spans()[1][concerned])
     reference = np.where(before > 0, before, lowest)
     return keys[highest > reference + lives.MOST_GAP] >> LIFE_BITS
 
@@ -240,18 +237,11 @@ def _one_by_one(state: State, messages: Messages, rows: np.ndarray, found: Place
     numbers, begins = np.unique(device, return_index=True)
     bounds = [*begins.tolist(), len(rows)]
     known = _known(state, messages, rows, numbers)
-    lo, hi = state.spans() if len(state.keys) else (state.keys, state.keys)
-    firsts = messages.first[rows].tolist()
-    fields = zip(
-        rows.tolist(),
-        messages.identity[rows].tolist(),
-        messages.boot[rows].tolist(),
-        messages.seq[rows].tolist(),
-        [None if one < 0 else one for one in firsts],
-        messages.print[rows].tolist(),
-        messages.origin[rows].tolist(),
-        strict=True,
-    )
+    lo, hi = state.spans()
+    firsts = [None if one < 0 else one for one in messages.first[rows].tolist()]
+    some, more = (messages.identity, messages.boot, messages.seq), (messages.print, messages.origin)
+    columns = [rows.tolist(), *(one[rows].tolist() for one in some), firsts, *(one[rows].tolist() for one in more)]
+    fields = zip(*columns, strict=True)
     begun = []
     for n, number in enumerate(numbers.tolist()):
         concerned = []

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from tools.landing import segments
 
-from . import schemas, summary
+from . import intervals, schemas, summary
 from .files import table_of
 from .mapping import BOOLEANS, NO_READINGS, NOT_FINITE, NUMBER, OURS, Mapping, Misfit, Rule, device_and_name, readings
 from .prints import of as prints_of
@@ -161,8 +161,7 @@ class Plain:
         if not items.num_rows:
             return
         row = items["row"].to_numpy()
-        first = np.ones(len(row), dtype=bool)
-        first[1:] = row[1:] != row[:-1]
+        first = intervals.begins(row)
         cause = self._causes(state, rows, row[first])
         copy = np.array([one is not None for one in cause], dtype=bool)[np.cumsum(first) - 1]
         new = items.filter(pa.array(~copy))

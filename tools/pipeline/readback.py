@@ -39,10 +39,7 @@ def read_back(
         before: the intervals before the batch.
         with_plain: whether there are readings without an identity.
     """
-    moved = np.searchsorted(state.keys, known)
-    lo = intervals.encode(moved[intervals.group_of(before.lo)], intervals.seq_of(before.lo))
-    hi = intervals.encode(moved[intervals.group_of(before.hi)], intervals.seq_of(before.hi))
-    earlier = intervals.Intervals(lo, hi)
+    earlier = before.moved(np.searchsorted(state.keys, known))
     size = len(state.keys)
     twice = np.zeros(size, dtype=np.int64)
     plain: list[np.ndarray] = []

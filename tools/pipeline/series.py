@@ -28,6 +28,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from . import intervals
 from .commits import Commit, Output, bucket_of
 from .ties import AHEAD_US, SET_SINCE_US, plausible
 
@@ -80,8 +81,7 @@ def together(*some: np.ndarray) -> np.ndarray:
 def joined(points: np.ndarray, level: np.ndarray) -> np.ndarray:
     """Merge points (sorted by series and time) into one for each stretch of 2^level ms; `level` is by series."""
     stretch = points["first"] >> level[points["series"]]
-    begins = np.ones(len(stretch), dtype=bool)
-    begins[1:] = (points["series"][1:] != points["series"][:-1]) | (stretch[1:] != stretch[:-1])
+    begins = intervals.begins(points["series"], stretch)
     if begins.all():
         return points
     at = np.flatnonzero(begins)
@@ -183,16 +183,13 @@ class _Gathered:
         ms = taken_ms(rows, self.now_us)
         (devices, device), (names, name) = _texts(rows["device"]), _texts(rows["name"])
         pairs, where = np.unique(device * len(names) + name, return_inverse=True)
-        of_pair = np.array(
-            [self._series(devices[one // len(names)], names[one % len(names)]) for one in pairs.tolist()]
-        )
-        series = of_pair[where]
+        known = [self._series(devices[one // len(names)], names[one % len(names)]) for one in pairs.tolist()]
+        series = np.array(known)[where]
         for which, column in ((series < 0, 0), (ms < 0, 1)):
             if which.any():
                 for code, count in zip(*np.unique(device[which], return_counts=True), strict=True):
                     self.left_out.setdefault(devices[code], [0, 0])[column] += int(count)
-        flag = rows["flag"]
-        value = pc.coalesce(rows["value"], flag.cast(pa.float64()))
+        value = pc.coalesce(rows["value"], rows["flag"].cast(pa.float64()))
         kept = np.flatnonzero((series >= 0) & (ms >= 0))
         kept = kept[np.lexsort((ms[kept], series[kept]))]
         ends = kept[np.flatnonzero(np.append(np.diff(series[kept]) != 0, True))] if len(kept) else kept
@@ -207,20 +204,17 @@ class _Gathered:
         self._take(points)
 
     def _series(self, device: str, name: str) -> int:
+        """Return the number of a reading's series; -1 if its device has too many."""
         own = self.devices.get(device)
         if own is None:
             own = self.devices[device] = {}
             for known in self.store.names(device):
-                self._new(own, device, known)
-        found = own.get(name)
-        if found is not None:
-            return found
-        return self._new(own, device, name) if len(own) < MOST_SERIES else -1
-
-    def _new(self, own: dict[str, int], device: str, name: str) -> int:
-        own[name] = len(self.keys)
-        self.keys.append((device, name))
-        return own[name]
+                own[known] = len(self.keys)
+                self.keys.append((device, known))
+        if name not in own and len(own) < MOST_SERIES:
+            own[name] = len(self.keys)
+            self.keys.append((device, name))
+        return own.get(name, -1)
 
     def _note_newest(self, rows: Any, series: np.ndarray, ms: np.ndarray, value: pa.Array, ends: np.ndarray) -> None:
         chosen = pa.array(ends)
@@ -433,9 +427,11 @@ class Store:
         sql = "SELECT max(last_ms) FROM series WHERE part=? AND device=?"
         with self.opened() as connection:
             last_ms = connection.execute(sql, (part_of(device), device)).fetchone()[0]
-        return {"device": device, "last_ms": last_ms, "boots": 0} | dict.fromkeys(
-            ("published", "delivered", "missing"), 0
-        )
+        return {
+            "device": device,
+            "last_ms": last_ms,
+            **dict.fromkeys(("boots", "published", "delivered", "missing"), 0),
+        }
 
     def chunk(self, number: int, of: int, most: int = POINTS) -> dict[str, Any]:
         """Divide the devices into `of` parts (a power of two); return the series of part `number`, by the devices' keys."""
@@ -454,10 +450,8 @@ class Store:
             for device, names, undated in connection.execute(
                 "SELECT device, names, undated FROM left_out WHERE part BETWEEN ? AND ?", bounds
             ):
-                found.setdefault(key_of(device), {"device": device[:MOST_NAME], "series": []})["left_out"] = [
-                    names,
-                    undated,
-                ]
+                one = found.setdefault(key_of(device), {"device": device[:MOST_NAME], "series": []})
+                one["left_out"] = [names, undated]
         return found
 
 
@@ -495,11 +489,8 @@ def drawn(points: np.ndarray, most: int) -> dict[str, Any] | None:
         points = joined(points, levels(points, 1, most))
     found: dict[str, Any] = {"t": np.diff(points["first"], prepend=0).tolist(), "v": _short(points["mean"])}
     if (points["n"] > 1).any():
-        found |= {
-            "d": (points["last"] - points["first"]).tolist(),
-            "a": _short(points["lo"]),
-            "b": _short(points["hi"]),
-        }
+        found["d"] = (points["last"] - points["first"]).tolist()
+        found["a"], found["b"] = _short(points["lo"]), _short(points["hi"])
     usual, found["g"] = gaps(points)
     if usual:
         found["u"] = usual

@@ -110,17 +110,17 @@ class State:
             numbers.append(number)
         return np.array(numbers, dtype=np.int64)[encoded.indices.to_numpy()]
 
+    def names_of(self, devices: np.ndarray) -> pa.Array:
+        """Return the names of devices by their numbers."""
+        return pa.array(self.devices, pa.string()).take(pa.array(devices))
+
     def groups(self, keys: np.ndarray) -> np.ndarray:
         """Return the interval group of each packed key. A new key gets a new group."""
         distinct, inverse = np.unique(keys, return_inverse=True)
         known = np.union1d(self.keys, distinct)
         if len(known) != len(self.keys):
             moved = np.searchsorted(known, self.keys)
-            for_lo = moved[intervals.group_of(self.seen.lo)] if len(self.seen.lo) else self.seen.lo
-            self.seen = intervals.Intervals(
-                intervals.encode(for_lo, intervals.seq_of(self.seen.lo)),
-                intervals.encode(for_lo, intervals.seq_of(self.seen.hi)),
-            )
+            self.seen = self.seen.moved(moved)
             self.keys = known
         return np.searchsorted(self.keys, distinct)[inverse]
 
@@ -163,23 +163,16 @@ class State:
 
     def load_intervals(self, table: pa.Table) -> None:
         """Load the intervals of earlier batches."""
-        if not table.num_rows:
-            return
-        device = self.device_numbers(table["device"].combine_chunks())
-        life = table["life"].to_numpy()
-        boot = table["boot"].to_numpy()
-        group = self.groups(pack(device, life, boot))
+        group = self.groups(self.keys_of(table))
         lo, hi = intervals.encode(group, table["lo"].to_numpy()), intervals.encode(group, table["hi"].to_numpy())
         order = np.argsort(lo)
         self.seen = intervals.Intervals(lo[order], hi[order])
 
     def intervals_table(self) -> pa.Table:
         """Return the intervals as a table."""
-        key = self.keys[intervals.group_of(self.seen.lo)] if len(self.keys) else self.keys
-        device, life, boot = unpack(key)
-        names = pa.array(self.devices, pa.string()).take(pa.array(device))
-        columns = [names, pa.array(life.astype(np.int32)), pa.array(boot)]
-        columns += [pa.array(intervals.seq_of(self.seen.lo)), pa.array(intervals.seq_of(self.seen.hi))]
+        device, life, boot = unpack(self.keys[intervals.group_of(self.seen.lo)])
+        columns = [self.names_of(device), pa.array(life.astype(np.int32)), pa.array(boot)]
+        columns += [pa.array(intervals.seq_of(one)) for one in self.seen]
         return pa.table(columns, schema=schemas.INTERVALS)
 
     def load_lives(self, table: pa.Table) -> None:
@@ -199,10 +192,9 @@ class State:
         """Return the lives as a table, each device's newest message in the row of its life."""
         self.extend_fronts()
         device, life = self.lives >> LIFE_BITS, self.lives & ((1 << LIFE_BITS) - 1)
-        arrival, its_life, boot, seq = self.fronts[:, device] if len(device) else self.fronts
+        arrival, its_life, boot, seq = self.fronts[:, device]
         other = (its_life != life) | (arrival == 0)
-        names = pa.array(self.devices, pa.string()).take(pa.array(device))
-        columns = [names, pa.array(life.astype(np.int32)), pa.array(self.identities)]
+        columns = [self.names_of(device), pa.array(life.astype(np.int32)), pa.array(self.identities)]
         columns += [pa.array(boot, mask=other), pa.array(seq, mask=other)]
         columns += [pa.array(arrival, mask=other).cast(schemas.MOMENT)]
         return pa.table(columns, schema=schemas.IDENTITIES)

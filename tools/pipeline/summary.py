@@ -13,6 +13,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from . import intervals
+
 STEPS = (1, 10, 60, 600, 3600, 21_600, 86_400, 604_800, 2_419_200)
 MOST_STEPS = 400
 MOST_TEXTS = 50
@@ -101,9 +103,7 @@ def take_away(into: Summary, less: Summary) -> None:
 
 def add_arrivals(into: Summary, readings: pa.Table) -> None:
     """Count the arrivals of some readings' messages. A message's readings are adjacent."""
-    seq, place = readings["seq"].to_numpy(), readings["row"].to_numpy()
-    begins = np.ones(len(seq), dtype=bool)
-    begins[1:] = (seq[1:] != seq[:-1]) | (place[1:] != place[:-1])
+    begins = intervals.begins(readings["seq"].to_numpy(), readings["row"].to_numpy())
     arrival_us = readings["arrival"].cast(pa.int64()).to_numpy()[begins]
     dated = arrival_us[(arrival_us > FIRST_US) & (arrival_us < LAST_US)]
     into["undated"] = into.get("undated", 0) + len(arrival_us) - len(dated)
