@@ -99,6 +99,16 @@ def test_compaction_while_commits_are_read_gives_the_new_commit(local, days, out
     assert days.readings() == whole
 
 
+def test_commit_deletes_temporary_files_of_interrupted_attempts_in_its_directories(days, out):
+    days.take(days=1)
+    path = out / "readings" / f"day={day(1)}" / "batch=2" / ".bucket-0000-cutoff.parquet.tmp"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"PAR1")
+    days.take(days=1)
+    assert any(name.startswith(f"readings/day={day(1)}/batch=2/") for name in days.output.files("readings"))
+    assert not path.exists()
+
+
 def test_orphans_exclude_files_of_the_batch_in_progress(local, days, out):
     days.take(days=2)
     (name, *_) = days.output.files("readings")

@@ -64,12 +64,8 @@ class Commit:
 
     def state_files(self, kind: str, settled: bool = True) -> list[str]:
         """Return the files of a kind of state. The keys of an audit's settled files have a dot and a number at the end."""
-        return [
-            file
-            for files in self.state.values()
-            for key, file in files.items()
-            if key == kind or (settled and key.partition(".")[0] == kind)
-        ]
+        pairs = [pair for files in self.state.values() for pair in files.items()]
+        return [file for key, file in pairs if key == kind or (settled and key.partition(".")[0] == kind)]
 
 
 class Output:
@@ -245,16 +241,12 @@ class Output:
 
     def whole(self, commits: list[Commit]) -> Commit:
         """Return a compaction that has all the files of some commits."""
-        return replace(
-            commits[-1],
-            files={
-                table: [name for commit in commits for name in commit.files.get(table, [])] for table in schemas.TABLES
-            },
-            rows={table: sum(commit.rows.get(table, 0) for commit in commits) for table in schemas.TABLES},
-            kept_from=self.kept_from(),
-            whole=True,
-            forgets=False,
-        )
+        tables = schemas.TABLES
+        files = {table: [name for commit in commits for name in commit.files.get(table, [])] for table in tables}
+        rows = {table: sum(commit.rows.get(table, 0) for commit in commits) for table in tables}
+        merged = replace(commits[-1], files=files, rows=rows, whole=True, forgets=False)
+        merged.kept_from = self.kept_from()
+        return merged
 
     def write(self, commit: Commit) -> None:
         """Write the commit of a batch. Delete other files in its directories: they are of interrupted attempts.
@@ -285,13 +277,13 @@ class Output:
         kept = commit.named_states
         if (commit.batch - 1) in self.numbers():
             kept |= self.commit(commit.batch - 1).named_states
-        self._delete_others({f"state/{kind}" for kind in schemas.STATE}, kept)
+        self._delete_others({f"state/{kind}" for kind in schemas.STATE}, kept, hidden=False)
 
-    def _delete_others(self, directories: set[str], kept: set[str]) -> None:
-        """Delete the files directly in some directories, except some files, and hidden ones."""
+    def _delete_others(self, directories: set[str], kept: set[str], hidden: bool = True) -> None:
+        """Delete the files directly in some directories, except some files."""
         for directory in directories:
             for name in self.storage.list(directory):
-                if f"{directory}/{name}" not in kept and not name.startswith("."):
+                if f"{directory}/{name}" not in kept and (hidden or not name.startswith(".")):
                     self.storage.delete(f"{directory}/{name}")
 
     def files(self, table: str) -> list[str]:
