@@ -305,6 +305,18 @@ def test_expected_topic_of_any_number_of_levels_is_matched(local, landing, out):
     assert [one for one in found.problems if "topic" in one] == [f"nothing matched the topic {one}" for one in other]
 
 
+@pytest.mark.req("P6")
+def test_expected_topic_is_matched_by_messages_in_quarantine(local, landing, out):
+    for topic in ("flashmqtt/z/readings", "home/hall/door"):
+        landing.raw(topic, b"{")
+    landing.raw("home-2/hall/door", b"1")
+    landing.seal()
+    output = taken(local, landing, out)
+    topics = ("flashmqtt/#", "flashmqtt/+/readings", "home/#", "home/+/door", "home/hall/door", "#", "flashmqtt/+/boot")
+    found = verdict.judge(output, verdict.Expectations(topics=topics))
+    assert [one for one in found.problems if "topic" in one] == ["nothing matched the topic flashmqtt/+/boot"]
+
+
 @pytest.mark.parametrize(
     ("wanted", "topic", "fits"),
     [

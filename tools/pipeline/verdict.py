@@ -359,15 +359,18 @@ def _matched(books: Books, topic: str) -> bool:
         possible = [[first, *["+"] * n, last] for n in range(1, len(cut) + 1)] if middle else [shape.split("/")]
         if not any(matches(cut, one) for one in possible):
             continue
-        if not middle or cut == ["#"]:
-            return True
         is_ours = f"{first}/" == OURS
+        if not middle or cut == ["#"] or (is_ours and set(levels[1:-1]) <= {"+"}):  # also for messages in quarantine
+            return True
         is_known = is_ours
+        begin = first.removesuffix(summary.ELLIPSIS) if first.endswith(summary.ELLIPSIS) else f"{first}/"
         for batch in books.rows("lives" if is_ours else "plain", ["device"]):
-            topics = pc.binary_join_element_wise(*([first] if is_ours else []), batch.column(0), last, "/")
-            topics = topics.filter(pc.starts_with(topics, first.removesuffix(summary.ELLIPSIS)))
-            is_known |= len(topics) > 0
-            if pc.any(pc.match_substring_regex(topics, pattern)).as_py():
+            topics = [pc.binary_join_element_wise(first, batch.column(0), last, "/")]
+            if not is_ours:  # a device without a mapping has all levels but the last one
+                whole = pc.binary_join_element_wise(batch.column(0), last, "/")
+                topics.append(whole.filter(pc.starts_with(whole, begin)))
+                is_known |= len(topics[1]) > 0
+            if any(pc.any(pc.match_substring_regex(one, pattern)).as_py() for one in topics):
                 return True
         if not is_known:
             return True
