@@ -559,7 +559,7 @@ class Client:
         session = self.session
         waiting = session.waiting
         finished = 0
-        later = waiting and (waiting.entries or waiting.skipping) and waiting.must_wait(message)
+        later = waiting and (waiting.entries or waiting.skipping or waiting.overflow) and waiting.must_wait(message)
         if not later:
             try:
                 for entry in session.subscriptions:

@@ -707,7 +707,7 @@ class Client:
         session = self.session
         if (
             session.waiting
-            and (session.waiting.entries or session.waiting.skipping)
+            and (session.waiting.entries or session.waiting.skipping or session.waiting.overflow)
             and session.waiting.must_wait(session.message)
         ):
             session.waiting.add(ticks_ms())

@@ -70,7 +70,6 @@ class Waiting(Message):
         self.reported = False  # reported as unclaimed
         self.touched = False  # the program has read one of its attributes
         self.repeated = False  # handed over twice, because the program may have lost it the first time
-        self.resumed = False  # done, and there was a new connection since
         n = self.topic_length
         start = message.properties_start
         properties = message.properties_end - start if whole else 0
@@ -104,7 +103,6 @@ class Receipt:
         self.topic_length = message.topic_end - message.topic_start
         self.length = message.payload_end - message.payload_start
         self.crc = _crc(message)
-        self.resumed = False
 
 
 class WaitingQueue:
@@ -133,11 +131,12 @@ class WaitingQueue:
         self._looked_ms = 0
         self._left = False  # a message was left unacknowledged on this connection
         self._left_ms = 0
-        self._overflow = False  # some of these have no entry
+        self.overflow = False  # some of these have no entry: all later QoS 1 messages are left, too
         self.skipping = False  # the first piece of a message was not handed over: skip the others
         self._pauses = 0  # since a message was taken
         self._failures: "dict[Any, int]" = {}  # packet id of a message in pieces: how often a handler failed with it
         self._progress = True  # a message was taken since the last reconnect for unacknowledged ones
+        self._new = False  # on this connection a new message has come: all that the broker sends again came before it
 
     # --- who claims what ---
 
@@ -164,7 +163,7 @@ class WaitingQueue:
 
     def must_wait(self, message: "Any") -> bool:
         """Return whether a message that has just arrived must wait behind others."""
-        if self.skipping or (message.qos == 1 and (self._overflow or (self.owing and self._count() >= 2 * self.limit))):
+        if self.skipping or (message.qos == 1 and (self.overflow or (self.owing and self._count() >= 2 * self.limit))):
             return True
         try:
             return self._is_behind(self.claims(message), self._begun(), False)
@@ -173,7 +172,7 @@ class WaitingQueue:
 
     def blocks(self, piece: "Any") -> bool:
         """Return whether a piece is behind a message for which reading must not stop: see `_is_behind`."""
-        return (self._overflow and self._session.message.qos == 1) or self._is_behind(self._takers(piece), piece, True)
+        return (self.overflow and self._session.message.qos == 1) or self._is_behind(self._takers(piece), piece, True)
 
     def _is_behind(self, takers: "Any", end: "Any", needs_reading: bool) -> bool:
         """Return whether a message for one of these takers waits before the entry `end`, or anywhere if there is no `end`.
@@ -275,7 +274,7 @@ class WaitingQueue:
         try:
             # A message in pieces can't wait here. And none may wait behind one that comes again only after a reconnect.
             whole = qos < 2 and not message.offset and not (qos and self._left) and self._fits(message)
-            left = qos and not (self.clean or given_up or self._overflow) and self._count() < 2 * self.limit
+            left = qos and not (self.clean or given_up or self.overflow) and self._count() < 2 * self.limit
             if whole or left or qos == 2:
                 entry = Waiting(message, session.handed_id, owed, now_ms, whole)
                 self._append(entry, owed)
@@ -295,7 +294,7 @@ class WaitingQueue:
                 self._left = True
                 self._left_ms = now_ms
             if not entry:
-                self._overflow = True
+                self.overflow = True
                 return None
         if qos < 2:
             self.bytes += len(entry.buffer)
@@ -364,6 +363,8 @@ class WaitingQueue:
         session = self._session
         message = session.message
         if not message.dup or message.more or message.offset:
+            if message.qos and not message.dup and not self.overflow:
+                self._new = True
             return False
         try:
             for entry in self.entries:
@@ -375,10 +376,9 @@ class WaitingQueue:
                     and entry.state != LEFT
                     and (entry.crc == _crc(message) if entry.state == DONE else _same(entry, message))
                 ):
-                    if not self._overflow and entry not in self.owing:
+                    if not self.overflow and entry not in self.owing:
                         self.owing.append(entry)
                     session.handed = 0
-                    entry.resumed = False
                     self.flush()
                     return True
         except MemoryError:
@@ -485,7 +485,7 @@ class WaitingQueue:
                     self.owing[self.owing.index(entry)] = receipt
             self.bytes -= len(entry.buffer)
         entry.state = DONE
-        if self._left and not self._overflow:
+        if self._left and not self.overflow:
             self._left = False
             for other in self.entries:
                 if other.state == LEFT:
@@ -528,25 +528,19 @@ class WaitingQueue:
         for entry in self.entries:
             if entry.state == LEFT:
                 self.bytes -= len(entry.buffer)
-            else:
+            elif entry.state != DONE or entry in self.owing or not self._new:  # else the broker will not send it again
                 entry.owed = False
                 kept.append(entry)
         self.entries = kept
         self.owing = []
-        self._left = self._overflow = self.skipping = False
+        self._left = self.overflow = self.skipping = self._new = False
         self._look = True  # those behind a message that was left
         self.flush()
 
     def connected(self, lost: "Any") -> None:
         """The broker accepted a connection; lost: it lost the session, and sends no message again."""
-        kept = []
-        for entry in self.entries:
-            if entry.state == DONE:
-                if lost or entry.resumed:
-                    continue
-                entry.resumed = True
-            kept.append(entry)
-        self.entries = kept
+        if lost:
+            self.entries = [entry for entry in self.entries if entry.state != DONE]
 
     def clear(self) -> None:
         """The program disconnects: remove the waiting messages, which the broker or the store still has.
@@ -567,7 +561,7 @@ class WaitingQueue:
         if not self._left:
             return False
         waiting = copied = 0
-        claimed = self._overflow
+        claimed = self.overflow
         for entry in self.entries:
             if entry.state == LEFT:
                 claimed = claimed or self.takes_unclaimed or len(self._takers(entry)) > 0

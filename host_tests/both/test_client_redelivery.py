@@ -1,0 +1,173 @@
+"""A broker sends unacknowledged QoS 1 messages again: no finished handler runs again, and PUBACKs keep their order (Q3, R4)."""
+
+import pytest
+
+from flashmqtt.backoff import Backoff
+from loopback import Loopback, poll_until
+from lossy import Random
+from test_client import client, connected
+from test_client_receive import acknowledged, reconnect, turn
+from wire import id_of, publish
+
+TOPICS = (b"a", b"b", b"c")
+
+
+class Prompt(Loopback):
+    """Sends at once, and also if the client has closed the connection."""
+
+    def take(self, one):
+        if one[0] >> 4 == 1:
+            self.link.setsockopt(6, 1, 1)  # TCP_NODELAY
+        super().take(one)
+
+    def give(self, *packets):
+        try:
+            super().give(*packets)
+        except OSError:
+            pass
+
+
+@pytest.mark.req("Q3", "R4")
+def test_message_that_is_done_is_recognized_after_a_connection_that_ended_before_it_came_again():
+    broker, mqtt = connected()
+    seen = []
+    mqtt.subscribe("b", 1, lambda m: seen.append(m.payload))
+    broker.give(publish(b"a", b"1", 1, 1), publish(b"b", b"2", 1, 2))
+    poll_until(mqtt, lambda: seen)  # its PUBACK waits for that of message 1
+    reconnect(broker, mqtt)
+    reconnect(broker, mqtt)
+    broker.give(publish(b"a", b"1", 1, 1, dup=1), publish(b"b", b"2", 1, 2, dup=1))
+    turn(broker, mqtt)
+    mqtt.subscribe("a", 1, lambda m: seen.append(m.payload))
+    poll_until(mqtt, lambda: len(acknowledged(broker)) == 2)
+    assert seen == [b"2", b"1"] and acknowledged(broker) == [1, 2]
+    mqtt.disconnect()
+
+
+@pytest.mark.req("Q3", "R4")
+def test_message_that_is_done_is_forgotten_once_the_broker_has_sent_all_others_again():
+    """The broker has let go of message 2, and uses its packet id for another message with the same content."""
+    broker, mqtt = connected()
+    seen = []
+    mqtt.subscribe("b", 1, lambda m: seen.append(m.payload))
+    broker.give(publish(b"a", b"1", 1, 1), publish(b"b", b"2", 1, 2))
+    poll_until(mqtt, lambda: seen)
+    reconnect(broker, mqtt)
+    broker.give(publish(b"a", b"1", 1, 1, dup=1), publish(b"a", b"3", 1, 3))
+    turn(broker, mqtt)
+    reconnect(broker, mqtt)
+    broker.give(publish(b"a", b"1", 1, 1, dup=1), publish(b"a", b"3", 1, 3, dup=1), publish(b"b", b"2", 1, 2, dup=1))
+    poll_until(mqtt, lambda: len(seen) == 2)
+    assert seen == [b"2", b"2"]
+    mqtt.disconnect()
+
+
+@pytest.mark.req("Q3", "R4")
+@pytest.mark.clause("MQTT-4.6.0-2", "5:MQTT-4.6.0-2")
+def test_no_message_is_acknowledged_after_one_for_which_there_was_no_room():
+    broker = Prompt()
+    broker.present = 1
+    mqtt = client(broker, waiting=2)
+    mqtt.connect()
+    seen = []
+    mqtt.subscribe("b", 1, lambda m: seen.append(m.payload))
+    broker.give(*[publish(b"a" if i < 3 else b"b", b"%d" % i, 1, i) for i in range(1, 6)])
+    turn(broker, mqtt)
+    assert seen == [b"3", b"4"]  # message 5 is left unacknowledged
+    broker.give(publish(b"b", b"6", 1, 6))
+    mqtt.on_message = lambda m: seen.append(m.payload)
+    poll_until(mqtt, lambda: broker.connects == 2)
+    assert acknowledged(broker) == [1, 2, 3, 4] and seen == [b"3", b"4", b"1", b"2"]
+    broker.give(publish(b"b", b"5", 1, 5, dup=1), publish(b"b", b"6", 1, 6, dup=1))
+    poll_until(mqtt, lambda: len(acknowledged(broker)) == 6)
+    assert acknowledged(broker) == [1, 2, 3, 4, 5, 6] and seen[4:] == [b"5", b"6"]
+    mqtt.disconnect()
+
+
+class Redelivering(Prompt):
+    """Sends every unacknowledged QoS 1 message again with the next connection, in a random order, and checks the PUBACKs."""
+
+    def __init__(self, random, window):
+        super().__init__()
+        self.present = 1
+        self.random = random
+        self.window = window
+        self.queue = []  # (topic, payload) to be sent
+        self.flying = []  # (packet id, topic, payload) sent and not acknowledged
+        self.sent = []  # packet ids sent on this connection
+        self.taken = 0  # how many of them are acknowledged
+        self.mute = False  # this connection ends before the client gets any message
+        self.last_id = 0
+
+    def take(self, one):
+        super().take(one)
+        kind = one[0] >> 4
+        if kind == 1:
+            self.sent = []
+            self.taken = 0
+            self.mute = not self.random.below(4)
+            rest = [] if self.mute else self.flying[:]
+            while rest:
+                self.put(rest.pop(self.random.below(len(rest))), 1)
+        elif kind == 4:
+            assert id_of(one) == self.sent[self.taken], "PUBACK of %d, after %r of %r" % (
+                id_of(one),
+                self.sent[: self.taken],
+                self.sent,
+            )
+            self.taken += 1
+            self.flying = [flight for flight in self.flying if flight[0] != id_of(one)]
+
+    def put(self, flight, dup):
+        self.sent.append(flight[0])
+        self.give(publish(flight[1], flight[2], 1, flight[0], dup=dup))
+
+    def work(self):
+        """Send new messages; return whether all are acknowledged."""
+        while self.link and not self.mute and self.queue and len(self.flying) < self.window:
+            ids = [flight[0] for flight in self.flying]
+            self.last_id = self.last_id % 11 + 1  # only 11 packet ids, so that they are soon reused
+            while self.last_id in ids:
+                self.last_id = self.last_id % 11 + 1
+            topic, payload = self.queue.pop(0)
+            self.flying.append((self.last_id, topic, payload))
+            self.put(self.flying[-1], 0)
+        return not (self.queue or self.flying)
+
+
+@pytest.mark.req("Q3", "R4")
+@pytest.mark.clause("MQTT-4.6.0-2", "5:MQTT-4.6.0-2")
+def test_no_finished_handler_runs_again_whatever_the_order_in_which_the_broker_sends_again():
+    for seed in range(12):
+        random = Random(seed)
+        broker = Redelivering(random, 3 + random.below(6))
+        mqtt = client(broker, waiting=2, unclaimed="keep", backoff=Backoff(base_ms=1, cap_ms=1))
+        mqtt.connect()
+        seen = []
+        claimed = set()
+
+        def toggle(topic, claim):
+            mqtt.subscribe(topic, 1, (lambda m: seen.append(m.payload)) if claim else None)  # noqa: B023
+            (claimed.add if claim else claimed.discard)(topic)  # noqa: B023
+
+        for i in range(60):
+            broker.queue.append((TOPICS[random.below(3)], b"%d" % i))
+            what = random.below(10)
+            if what < 2 or broker.mute:
+                turn(broker, mqtt, 2)  # so that no PUBACK is lost
+                broker.drop()
+            elif what < 4:
+                topic = TOPICS[random.below(3)]
+                toggle(topic, topic not in claimed)
+            broker.work()
+            mqtt.poll()
+        for topic in TOPICS:
+            toggle(topic, True)
+        while not broker.work():
+            if broker.mute:
+                broker.drop()
+            mqtt.poll(1)
+        assert sorted(int(one) for one in seen) == list(range(60)), (seed, seen)
+        assert mqtt.session.waiting is None or not mqtt.session.waiting.owing
+        mqtt.disconnect()
+        broker.close()
