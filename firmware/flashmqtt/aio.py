@@ -211,8 +211,7 @@ class Client:
         return self
 
     async def __aexit__(self, kind: int, error: "Any", trace: "Any") -> None:
-        if kind is None:  # no exception: the program has finished with its last message
-            self._acknowledge_finished(asyncio.current_task())
+        self._acknowledge_finished(asyncio.current_task(), error)
         await self.disconnect()
 
     def start(self) -> None:
@@ -430,29 +429,28 @@ class Client:
                 self._held.append((task, message))
                 return message
 
-    def _acknowledge_finished(self, task: "Any") -> None:
-        """Acknowledge this task's message; acknowledge or put back the messages of tasks that have ended."""
+    def _acknowledge_finished(self, task: "Any", error: "Any" = None) -> None:
+        """Acknowledge the messages of this task and of tasks that have ended; those that were not taken wait again.
+
+        error: what ended this task's work on its message, if anything did.
+        """
         held = self._held
         waiting = self.session.waiting
-        for holder, message in held[:]:
-            done = holder is task
-            if not done:
+        for one in held[:]:
+            holder, message = one
+            result = error
+            if holder is not task:
                 if not holder.done():
                     continue
                 result = _result(holder)
-                if result is message and not message.touched and not message.repeated:
-                    message.repeated = True  # `wait_for` may have lost it
-                elif isinstance(result, BaseException):
-                    held.remove((holder, message))
-                    waiting.refuse(message, ticks_ms(), isinstance(result, Exception))
-                    continue
-                else:
-                    done = True
-            held.remove((holder, message))
-            if done:
-                waiting.finish(message)
-            else:
+            held.remove(one)
+            if isinstance(result, BaseException):
+                waiting.refuse(message, ticks_ms(), isinstance(result, Exception))
+            elif result is message and not message.touched and not message.repeated:
+                message.repeated = True  # `wait_for` may have lost it
                 waiting.put_back(message)
+            else:
+                waiting.finish(message)
         if waiting:
             self.link.flush(ticks_ms())
 

@@ -6,7 +6,7 @@ the output, the output is shut, so that no other packet gets in between.
 
 from .codec.encode import put_publish_head
 from .compat import TYPE_CHECKING, const, ticks_ms
-from .errors import ConnectionLost, UsageError
+from .errors import ConnectionLost
 from .fast import copy
 
 if TYPE_CHECKING:
@@ -86,11 +86,10 @@ class Sending:
 
     def failed(self, error: "Any") -> None:
         """Handle an error of a step or of the wait between two: raise it again, unless it is a network error."""
-        if self._at < 0 and isinstance(error, UsageError):  # nothing was put
-            raise error
-        if self._link.connects == self._connects:
+        of_network = isinstance(error, (OSError, ConnectionLost))
+        if (of_network or self._at >= 0) and self._link.connects == self._connects:
             self._link.fail(error, ticks_ms())  # an incomplete packet must not be followed by another one
-        if not isinstance(error, (OSError, ConnectionLost)):
+        if not of_network:
             raise error
 
 

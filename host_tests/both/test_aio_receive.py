@@ -147,6 +147,34 @@ def test_message_whose_loop_raised_is_delivered_again():
     run(case)
 
 
+@pytest.mark.req("Q3", "Q4", "R4")
+@pytest.mark.parametrize("qos", [1, 2])
+def test_message_whose_body_raised_out_of_async_with_is_delivered_again_to_the_same_task(qos):
+    async def case(broker):
+        mqtt = client(broker)
+        broker.present = 1
+        seen = []
+        with pytest.raises(ValueError):
+            async with mqtt:
+                await mqtt.subscribe("a", 2)
+                broker.give(publish(b"a", b"1", qos, 1), *[pubrel(1)][: qos - 1])
+                async for message in mqtt:
+                    seen.append(message.payload)
+                    raise ValueError
+        assert acknowledged(broker) == []
+        async with mqtt:
+            broker.give(publish(b"a", b"1", 1, 1, dup=1) if qos == 1 else pubrel(1))
+            async for message in mqtt:
+                seen.append(message.payload)
+                if len(seen) == 3:
+                    break
+                broker.give(publish(b"a", b"2"))
+        await until(lambda: acknowledged(broker) == [1])
+        assert seen == [b"1", b"1", b"2"]
+
+    run(case)
+
+
 @pytest.mark.req("R4")
 def test_iteration_ends_at_disconnect_and_works_after_reconnect():
     async def case(broker):
@@ -405,6 +433,23 @@ def test_concurrent_long_and_short_messages_are_sent_intact():
             long = sorted([one[-3000:] for one in broker.of(3) if len(one) > 3000])
             assert long == [b"%d" % i * 3000 for i in range(1, 6)]
             assert broker.connects == 1
+
+    run(case)
+
+
+@pytest.mark.req("Q0", "R4")
+def test_cancelling_a_long_message_that_waits_for_another_one_keeps_the_connection():
+    async def case(broker):
+        async with client(broker, buffer_bytes=128) as mqtt:
+            first = asyncio.create_task(mqtt.publish("a", b"1" * 20000))
+            second = asyncio.create_task(mqtt.publish("a", b"2" * 3000))
+            for _ in range(3):
+                await asyncio.sleep(0)
+            assert not first.done()  # it has sent a part, and the second nothing
+            second.cancel()
+            await first
+            await until(lambda: broker.of(3))
+            assert broker.connects == 1 and len(broker.of(3)[0]) > 20000
 
     run(case)
 
