@@ -687,7 +687,7 @@ def test_kept_unclaimed_message_whose_packet_id_is_used_again_causes_no_reconnec
     broker.give(publish(b"b", b"2" * size, 2, 1))
     turn(broker, mqtt)
     inbound = mqtt.session.inbound
-    assert inbound._left and not inbound.wants_restart(inbound._left_ms + 60_000)
+    assert inbound.left and not inbound.wants_restart(inbound._left_ms + 60_000)
     mqtt.disconnect()
 
 

@@ -122,13 +122,13 @@ class RunInbound(Inbound):
 
     def discard_handed(self) -> None:
         """Discard the delivered message, which is a row now, and leave the window: no PUBREL is expected for it any more."""
-        self._awaiting_pubrel.discard(self._key)
+        self._awaiting_pubrel.discard(self._session.handed_id)
         super().discard_handed()
 
     @property
     def wants_turn(self) -> bool:
         """Whether there is work without a new packet: delayed PUBRECs that fit, or a message that is still to be delivered."""
-        return self._left > 0 or (len(self._delayed) > 0 and len(self._awaiting_pubrel) < PUBREC_WINDOW)
+        return self.left > 0 or (len(self._delayed) > 0 and len(self._awaiting_pubrel) < PUBREC_WINDOW)
 
     def put_delayed(self) -> None:
         """Put the delayed PUBRECs, as far as the window and the output allow."""

@@ -55,16 +55,15 @@ class Inbound:
         self._store = session.store
         self._handed = bytearray()  # the buffer for held messages, made when the first one is handed over
         self._piece = bytearray(_PIECE)
-        self._held = len(session.store.held())  # their number
-        self._key = 0  # of the message that is handed over
+        self.held = len(session.store.held())  # their number
         self._orphans: "list[Any]" = []  # keys of the messages whose PUBREL will never come
         self.lost_keys: "list[Any]" = []  # keys from before the broker lost the session: it uses these packet ids anew
         self._resumed: "list[Any]" = []  # (key, acknowledgement) of long messages that have waited
         self.again = False  # the packet in the decoder must be processed once more
-        self._left = 0  # bytes of the first message left unacknowledged on this connection, 0: none
+        self.left = 0  # bytes of the first message left unacknowledged on this connection, 0: none
         self._left_ms = 0
         self._left_key = 0  # its key, if an older message with the same packet id still waits
-        self._progress = True  # a message was held since the last reconnect
+        self.progress = True  # a message was held since the last reconnect
         self._awaited: "list[Any]" = []  # packet ids of this connection with PUBREC sent and no PUBREL yet
         self._unheard: "list[Any]" = []  # ids held since an earlier connection, without a packet on this one
         self._awaited_ms = self._unheard_ms = 0  # since when the first of these waits for a packet
@@ -91,7 +90,7 @@ class Inbound:
                     column = _REPEATED_COLUMN
             # Store the packet instead; without DUP, it is another message and the held one is lost.
             except StoreCorrupt:
-                self._discard(key, 0 if packet.dup else 1)
+                self.discard(key, 0 if packet.dup else 1)
                 length = 0
         action = RECEIVER[(_COLUMNS if length else 0) + column] & 15
         if action == _HOLD:
@@ -102,8 +101,7 @@ class Inbound:
             # 5: "packet identifier not found"
             self._acknowledge(_PUBCOMP, key, 0x92)
         elif action == _HAND_OVER_FIRST and waiting:
-            self._leave(n, now_ms)
-            self._left_key = key
+            self.leave(n, now_ms, key)
         elif action == _HAND_OVER_FIRST:
             if not self._hand_over(key, _ORPHAN):
                 return self.receive(packet, now_ms)
@@ -198,35 +196,29 @@ class Inbound:
     def _hold(self, key: int, n: int, now_ms: int) -> None:
         """Store a message; after that, put PUBREC [MQTT-4.3.3-2]. It is handed over later."""
         store = self._store
-        if not self._left and store.can_hold(n):
+        if not self.left and store.can_hold(n):
             try:
                 store.hold(key, self._session.scratch, n)
             except (StoreFull, StoreWorn):
                 pass
             else:
-                self._held += 1
-                self._progress = True
+                self.held += 1
+                self.progress = True
                 self._acknowledge(_PUBREC, key, 0)
                 return
-        self._leave(n, now_ms)
-
-    def _leave(self, n: int, now_ms: int) -> None:
-        """Leave a message of n bytes unacknowledged."""
-        if not self._left:  # 5: only if the server exceeds our Receive Maximum [MQTT-3.3.4-9]
-            self._left = n
-            self._left_ms = now_ms
+        self.leave(n, now_ms, 0)
 
     def wants_restart(self, now_ms: int) -> bool:
         """Return whether to reconnect, so that the broker sends unacknowledged messages again."""
-        left = self._left
+        left = self.left
         if not left or not self._store.can_hold(left):
             return False
         waiting = self._session.waiting
         if self._left_key and waiting and waiting.held(self._left_key):
             return False
-        if (self._held or not self._progress) and ticks_diff(now_ms, self._left_ms) < _RECONNECT_AFTER_MS:
+        if (self.held or not self.progress) and ticks_diff(now_ms, self._left_ms) < _RECONNECT_AFTER_MS:
             return False
-        self._progress = False
+        self.progress = False
         return True
 
     # --- handing over ---
@@ -246,9 +238,10 @@ class Inbound:
         if long and long.is_streaming():
             return _NOTHING
         if long and long.key:
-            event = self._next_piece()
-            if event:
-                return event
+            try:
+                return long.next_piece()
+            except StoreCorrupt:
+                self._give_up(long.key, long.answer)
         while self._resumed:
             key, answer = self._resumed[0]
             found = self._store.held_length(key) and self._hand_over(key, answer)
@@ -279,30 +272,28 @@ class Inbound:
         if session.unsynced:  # the last message must not be handed over again if this one's handler resets the board
             session.sync()
         length = store.held_length(key)
-        if session.chunks and length > len(session.scratch):
-            self._key = key
-            try:
-                return session.load_long().hand_over(key, answer)
-            except StoreCorrupt:
-                session.long.key = 0
-                self._discard(key, 1)
-                if answer != _ORPHAN:
-                    self._acknowledge(answer, key, 0)
-                return _NOTHING
-        if len(self._handed) < length:
-            self._handed = bytearray(max(length, len(session.scratch)))
-        buf = self._handed
         try:
+            if session.chunks and length > len(session.scratch):
+                return session.load_long().hand_over(key, answer)
+            if len(self._handed) < length:
+                self._handed = bytearray(max(length, len(session.scratch)))
+            buf = self._handed
             store.read_held(key, 0, buf, 0, length)
         except StoreCorrupt:
-            self._discard(key, 1)
-            if answer != _ORPHAN:
-                self._acknowledge(answer, key, 0)
-            return _NOTHING
-        self._key = session.handed_id = key
+            return self._give_up(key, answer)
+        session.handed_id = key
         session.handed = answer
-        _show(session.message, buf, length)
+        show(session.message, buf, length)
         return _MESSAGE
+
+    def _give_up(self, key: int, answer: "Any") -> "Any":
+        """End the flow of a message that can't be read any more, and count it as damaged."""
+        if self._session.long:
+            self._session.long.pause()
+        self.discard(key, 1)
+        if answer != _ORPHAN:
+            self._acknowledge(answer, key, 0)
+        return _NOTHING
 
     def load(self, message: "Any") -> bool:
         """Read a held message that waited into its own buffer; return False if it can't be read any more, or was discarded."""
@@ -315,41 +306,28 @@ class Inbound:
         except StoreCorrupt:
             self._store.damaged += 1
             return False
-        _show(message, buf, length)
+        show(message, buf, length)
         return True
-
-    def _next_piece(self) -> "Any":
-        """Hand over the next piece of a long message; discard the message if it can't be read any more."""
-        long = self._session.long
-        self._key = key = long.key
-        try:
-            return long.next_piece()
-        except StoreCorrupt:
-            answer = long.give_up()
-            self._discard(key, 1)
-            if answer != _ORPHAN:
-                self._acknowledge(answer, key, 0)
-            return _NOTHING
 
     def discard_handed(self) -> None:
         """Discard the message, which the application has taken, so that it is not handed over again."""
         if self._session.long and self._session.long.key and not self._session.long.finish_piece():
             return
-        self._discard(self._key, 0)
+        self.discard(self._session.handed_id, 0)
 
     def resume(self, key: int, owed: "Any") -> None:
         """Let a long message that has waited be handed over from its first piece on."""
         self._resumed.append((key, _PUBCOMP if owed else _ORPHAN))
         self._session.urgent = True
 
-    def discard(self, key: int, owed: bool) -> None:
+    def discard_taken(self, key: int, owed: bool) -> None:
         """The application has taken a message that waited: discard it, durably; if owed, the acknowledgement will do that."""
         if self._store.held_length(key):
-            self._discard(key, 0)
+            self.discard(key, 0)
             if not owed:
                 self._session.sync()
 
-    def _discard(self, key: int, damaged: "Any") -> None:
+    def discard(self, key: int, damaged: "Any") -> None:
         """Discard a held message; count it if it is damaged."""
         store = self._store
         if damaged:
@@ -357,36 +335,26 @@ class Inbound:
         store.discard(key)
         if key in self.lost_keys:
             self.lost_keys.remove(key)
-        self._held -= 1
+        self.held -= 1
         session = self._session
         session.unsynced = True
         if session.waiting:
             session.waiting.end_pieces(key)
 
-    # --- for `long.py` ---
-
-    def is_leaving(self) -> bool:
-        """Return whether a message was left unacknowledged: then all later ones are, too."""
-        return self._left > 0
-
     def leave(self, n: int, now_ms: int, key: int) -> None:
-        """Leave a message of n bytes unacknowledged, so that it comes again; key: a held message without PUBREL, or 0."""
-        if not self._left:
-            self._left = n
+        """Leave a message of n bytes unacknowledged, so that it comes again; key: an older one with its packet id, or 0."""
+        if not self.left:  # 5: only if the server exceeds our Receive Maximum [MQTT-3.3.4-9]
+            self.left = n
             self._left_ms = now_ms
+        if key:
             self._left_key = key
+
+    def leave_behind(self, n: int, now_ms: int, key: int) -> None:
+        """Do the same; key: a held message whose PUBREL will never come, or 0."""
+        self.leave(n, now_ms, key)
         if key:
             self._orphans.append(key)
             self._session.urgent = True
-
-    def held_one(self) -> None:
-        """Count a new held message."""
-        self._held += 1
-        self._progress = True
-
-    def give_up(self, key: int) -> None:
-        """Discard a held message that can't be read any more, and count it."""
-        self._discard(key, 1)
 
     # --- connections ---
 
@@ -399,7 +367,7 @@ class Inbound:
     def disconnected(self) -> None:
         """The network connection is gone: the broker sends unacknowledged messages again on the next one."""
         self.again = False
-        self._left = self._left_key = 0
+        self.left = self._left_key = 0
         self._resumed = [(key, _ORPHAN) for key, _ in self._resumed]
         self._awaited.clear()
         self._unheard.clear()
@@ -432,7 +400,7 @@ class Inbound:
             self._session.urgent = True
 
 
-def _show(message: "Any", buf: "bytearray | memoryview", length: int) -> None:
+def show(message: "Any", buf: "bytearray | memoryview", length: int) -> None:
     """Set a message to the held PUBLISH of this length in buf."""
     at = topic_start(buf)
     message.buffer = message.topic_buffer = buf

@@ -13,7 +13,7 @@ from flashmqtt.compat import TYPE_CHECKING, const
 from flashmqtt.errors import StoreCorrupt, StoreFull, StoreWorn
 from flashmqtt.fast import copy, equal
 
-from .inbound import properties_end, topic_start
+from .inbound import properties_end, show, topic_start
 
 if TYPE_CHECKING:
     from typing import Any  # noqa: TID251
@@ -44,6 +44,7 @@ class Long:
 
     topic           of the message that was skipped last
     key             of the held message that is being handed over in pieces, 0: none
+    answer          the packet type of its acknowledgement
     """
 
     def __init__(self, session: "Any") -> None:
@@ -51,8 +52,8 @@ class Long:
         self._way = _NONE
         self.topic = ""
         self.key = 0
-        self._answer = 0  # the packet type of its acknowledgement
-        self._topic_start = self._topic_end = self._payload = 0  # offsets of its topic and payload
+        self.answer = 0
+        self._payload = 0  # the offset of its payload
         self._at = self._n = 0  # the piece's offset in the payload, and its length
         self._compared = 0  # _SAME: the payload's offset in the held message
         self._buf = bytearray(0)
@@ -84,7 +85,8 @@ class Long:
         if way == _PASS:
             return self._passed(packet)
         if way == _HOLD:
-            session.inbound.held_one()
+            session.inbound.held += 1
+            session.inbound.progress = True
         session.output.put_ack(_PUBREC, packet.packet_id)
         return _NOTHING
 
@@ -102,7 +104,7 @@ class Long:
             self._session.store.hold_abandon()
         self._way = _NONE
         if self.key:
-            self._answer = _ORPHAN
+            self.answer = _ORPHAN
             self._session.urgent = True
 
     # --- skipped messages ---
@@ -111,7 +113,7 @@ class Long:
         """A message was skipped up to its last byte: acknowledge it, so that it does not come again, and report it."""
         session = self._session
         qos = packet.qos
-        if qos == 2 and not (session.inbound and session.inbound.is_leaving()):
+        if qos == 2 and not (session.inbound and session.inbound.left):
             session.output.put_ack(_PUBREC, packet.packet_id)  # its PUBREL will be answered as for an unknown id
         session.show(packet)
         if qos == 1:
@@ -139,10 +141,10 @@ class Long:
                     return self._leave(key, n, now_ms)
                 return _SAME
             except StoreCorrupt:
-                inbound.give_up(key)
+                inbound.discard(key, 1)
         if n > store.longest_hold():
             return _PASS
-        if inbound.is_leaving() or not store.can_hold(n):
+        if inbound.left or not store.can_hold(n):
             return self._leave(0, n, now_ms)
         try:
             store.hold_begin(key, n)
@@ -233,16 +235,16 @@ class Long:
 
     def _leave(self, key: int, n: int, now_ms: int) -> "Any":
         """Leave the message unacknowledged; key: a held message whose PUBREL will never come, 0: none."""
-        self._session.inbound.leave(n, now_ms, key)
+        self._session.inbound.leave_behind(n, now_ms, key)
         return _LEAVE
 
     # --- handing over ---
 
     def hand_over(self, key: int, answer: "Any") -> "Any":
         """Set `message` to the first piece of a held message."""
-        self._answer = answer
+        self.answer = answer
         self._at = 0
-        self._topic_start, self._topic_end, self._payload = self._read_head(key, self._session.store.held_length(key))
+        self._payload = self._read_head(key, self._session.store.held_length(key))[2]
         self.key = key  # not before: MemoryError
         return self.next_piece()
 
@@ -261,26 +263,12 @@ class Long:
         message = session.message
         store.read_held(key, 0, buf, 0, self._payload)  # again: a comparison may have used the buffer meanwhile
         store.read_held(key, self._payload + self._at, buf, self._payload, n)
-        last = self._at + n == total
         session.handed_id = key
-        session.handed = self._answer if last else _ORPHAN
-        message.buffer = message.topic_buffer = buf
-        message.topic_start = self._topic_start
-        message.topic_end = self._topic_end
-        message.properties_start = message.properties_end = self._payload
-        if buf[0] & _LAYOUT_5:
-            message.properties_start = self._topic_end + 2
-            while buf[message.properties_start] & 0x80:
-                message.properties_start += 1
-            message.properties_start += 1
-        message.payload_start = self._payload
-        message.payload_end = self._payload + n
+        show(message, buf, self._payload + n)
         message.offset = self._at
         message.total = total
-        message.more = not last
-        message.qos = 2
-        message.retain = bool(buf[0] & 1)
-        message.dup = False
+        message.more = self._at + n < total
+        session.handed = _ORPHAN if message.more else self.answer
         return _MESSAGE
 
     def finish_piece(self) -> bool:
@@ -292,15 +280,6 @@ class Long:
         self.key = 0
         return True
 
-    def owed(self) -> bool:
-        """Return whether the broker waits for the acknowledgement."""
-        return self._answer != _ORPHAN
-
     def pause(self) -> None:
-        """The message has to wait; later it is handed over from its first piece on."""
+        """The message has to wait, and is later handed over from its first piece on; or it can't be read."""
         self.key = 0
-
-    def give_up(self) -> "Any":
-        """The rest of the message can't be read; return the packet type of its acknowledgement."""
-        self.key = 0
-        return self._answer

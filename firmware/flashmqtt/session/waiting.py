@@ -258,7 +258,7 @@ class WaitingQueue:
         if qos == 2:
             if session.long and session.long.key:  # its first piece may be the whole message
                 session.long.pause()
-                owed = session.long.owed()
+                owed = session.long.answer > _ORPHAN
             entry = self._begun()
             if entry:
                 entry.owed = owed
@@ -476,7 +476,7 @@ class WaitingQueue:
         if entry.state == BUSY:
             entry.state = WAITING  # not busy for ever if the store fails, or no memory is left for the receipt
         if entry.kind == 2:
-            self._session.load_inbound().discard(entry.packet_id, entry.owed)
+            self._session.load_inbound().discard_taken(entry.packet_id, entry.owed)
         else:
             if entry.kind:
                 receipt = Receipt(entry, entry.packet_id)
