@@ -189,19 +189,14 @@ class Requests:
         output = session.output
         dup = session.request_id != 0
         if not dup:
-            self._asked = [entry for entry in session.subscriptions if entry.state == _TO_SUBSCRIBE]
-            if session.five:
-                self._asked = session.five.together(self._asked, now_ms)
             self._put = put_subscribe
-            if not self._asked:
-                self._asked = unwanted = [entry for entry in session.subscriptions if entry.state == _TO_UNSUBSCRIBE]
-                if session.five:
-                    self._asked = session.five.together(unwanted, now_ms)
-                    for entry in unwanted:
-                        if entry.state == ENDED:
-                            self._end(entry)
+            if not self._collect(_TO_SUBSCRIBE, now_ms):
                 self._put = put_unsubscribe
-                if not self._asked:
+                asks = self._collect(_TO_UNSUBSCRIBE, now_ms)
+                for entry in session.subscriptions[:]:
+                    if entry.state == ENDED:  # the level 5 server would not accept its UNSUBSCRIBE
+                        self._end(entry)
+                if not asks:
                     session.wants_request = False
                     return
             low = session.store.low
@@ -210,9 +205,9 @@ class Requests:
                 self._last_id = session.request_id = self._last_id % 65535 + 1
         properties = self._asked[0].properties
         while True:
-            what = [entry.filter for entry in self._asked]
-            if self._put is put_subscribe:
-                what = [(entry.filter, entry.options) for entry in self._asked]
+            what: "list[Any]" = []
+            for entry in self._asked:
+                what.append((entry.filter, entry.options) if self._put is put_subscribe else entry.filter)
             try:
                 output.put(self._put, session.request_id, what, session.level, dup, properties)
                 break
@@ -227,6 +222,18 @@ class Requests:
         for entry in self._asked:
             if entry.state == _TO_SUBSCRIBE or entry.state == _TO_UNSUBSCRIBE:
                 entry.state += _SUBSCRIBE_SENT - _TO_SUBSCRIBE
+
+    def _collect(self, state: int, now_ms: int) -> "Any":
+        """Set `_asked` to the entries in this state, as many as fit in one request; return them."""
+        session = self._session
+        asked = []
+        for entry in session.subscriptions:
+            if entry.state == state:
+                asked.append(entry)
+        if session.five:
+            asked = session.five.together(asked, now_ms)
+        self._asked = asked
+        return asked
 
     def answered(self, packet: "Any") -> "Any":
         """Process a SUBACK or UNSUBACK: each filter has its own result, and a refusal does not end the connection."""

@@ -50,26 +50,27 @@ UNCLAIMED = const(2)
 class Waiting(Message):
     """A waiting message, later handed over as it is; `failures` counts the failed calls of its handler."""
 
+    # Values of the class until an object has its own: this saves 8 bytes of heap for each.
+    more = False
+    offset = topic_start = 0
+    due_ms = 0  # when it may be handed over again after a failure; 0: now
+    finished = ()  # subscriptions whose handlers have finished with it, if another handler failed
+    takers: "Any" = None  # subscriptions whose handlers claim it, None: unknown
+    reported = False  # reported as unclaimed
+    touched = False  # the program has read one of its attributes
+    repeated = False  # handed over twice, because the program may have lost it the first time
+
     def __init__(self, message: "Any", packet_id: int, owed: "Any", now_ms: int, whole: "Any") -> None:
         self.kind = self.qos = message.qos  # kind: the QoS by which it is acknowledged; 0 for a piece of a message
         self.retain = message.retain
         self.dup = message.dup
         self.in_pieces = message.more or message.offset > 0  # a long message, held in the store
-        self.more = False
-        self.offset = 0
         self.topic_length = message.topic_end - message.topic_start
         self.total = self.length = message.payload_end - message.payload_start
         self.packet_id = packet_id
         self.owed = owed  # QoS 2: the broker waits for PUBCOMP on this connection; QoS 1: see `WaitingQueue.owing`
         self.state = WAITING if whole or self.qos == 2 else LEFT
         self.since_ms = now_ms
-        self.due_ms = 0  # when it may be handed over again after a failure; 0: now
-        self.failures = 0
-        self.finished = ()  # subscriptions whose handlers have finished with it, if another handler failed
-        self.takers = None  # subscriptions whose handlers claim it, None: unknown
-        self.reported = False  # reported as unclaimed
-        self.touched = False  # the program has read one of its attributes
-        self.repeated = False  # handed over twice, because the program may have lost it the first time
         n = self.topic_length
         start = message.properties_start
         properties = message.properties_end - start if whole else 0
@@ -77,7 +78,6 @@ class Waiting(Message):
         # If not `whole`, only the topic is kept.
         self.buffer = self.topic_buffer = buf = bytearray(n + properties + size)
         copy(buf, 0, message.topic_buffer, message.topic_start, n)
-        self.topic_start = 0
         self.topic_end = self.properties_start = n
         if properties:
             copy(buf, n, message.buffer, start, properties)
