@@ -17,20 +17,7 @@ import asyncio
 from .client import COROUTINE, is_async, octets
 from .client import Client as _Blocking
 from .compat import TYPE_CHECKING, const, ticks_diff, ticks_ms
-from .connection import (
-    CONNECTED,
-    DAMAGED,
-    DELIVERED,
-    DISCONNECTED,
-    DROPPED,
-    EXPIRED,
-    IN_DOUBT,
-    MESSAGE,
-    NOTHING,
-    OPEN,
-    OVERSIZE,
-    REFUSED,
-)
+from .connection import DELIVERED, DISCONNECTED, MESSAGE, NOTHING, OPEN
 from .errors import ConnectionLost, DeadlineExpired, FlashMqttError
 
 if TYPE_CHECKING:
@@ -139,7 +126,9 @@ class Client:
 
     def _begin(self, *arguments: "Any", **options: "Any") -> None:
         self._blocking = blocking = _Blocking(*arguments, **options)
-        blocking.call = self._call  # type: ignore[method-assign, assignment]
+        blocking.call = self.call  # type: ignore[method-assign, assignment]
+        self._loss = ()  # for `_report`: a lost connection is reported at once
+        self.note_refusal = blocking.note_refusal
         self.session = blocking.session
         self.connection = blocking.connection
         self.link = blocking.link
@@ -521,24 +510,11 @@ class Client:
                     await _sleep_ms(_SLOW_MS if waiting and waiting.wants_pause() else 0)
             else:
                 if event == DELIVERED:
-                    self._call(self.on_delivered, session.handle)
-                elif event == REFUSED:
-                    self._blocking.note_refusal()
-                    self._call(self.on_refused, session.handle, session.code)
-                elif event == CONNECTED:
-                    self._call(self.on_connect, self.connection.session_present)
+                    self.call(self.on_delivered, session.handle)
                 elif event == DISCONNECTED:
-                    self._call(self.on_disconnect, link.error)
-                elif event == IN_DOUBT:
-                    self._call(self.on_in_doubt, session.handle)
-                elif event == OVERSIZE:
-                    self._call(self.on_oversize, session.long.topic, session.handle)
-                elif event == DAMAGED:
-                    self._call(self.on_damaged, session.handle)
-                elif event == EXPIRED:
-                    self._call(self.on_expired, session.handle)
-                elif event == DROPPED:
-                    self._call(self.on_dropped, session.handle, session.code)
+                    self.call(self.on_disconnect, link.error)
+                else:
+                    _Blocking._report(self, event)  # type: ignore[arg-type]  # the same handlers, called by `call`
                 self._wake_waiters()
 
     async def _wait(self) -> None:
@@ -658,7 +634,7 @@ class Client:
         finally:
             self._ended()
 
-    def _call(self, handler: "Any", *arguments: "Any") -> None:
+    def call(self, handler: "Any", *arguments: "Any") -> None:
         """Call a handler that is not for messages, if there is one; an `async def` handler gets a task."""
         if handler:
             try:

@@ -170,13 +170,13 @@ class MQTTClient(Client):
         self.REPUB_COUNT += max(0, session.dup_to - session.store.low)
         self.up.set()
         if not given["queue_len"]:
-            self._call(given["wifi_coro"], True)
-            self._call(given["connect_coro"], self)
+            self.call(given["wifi_coro"], True)
+            self.call(given["connect_coro"], self)
 
     def _is_down(self, error: "Exception | None") -> None:
         self.down.set()
         if not self._given["queue_len"]:
-            self._call(self._given["wifi_coro"], False)
+            self.call(self._given["wifi_coro"], False)
 
     def arguments_of(self, message: "Any") -> "tuple[Any, ...]":
         """Return mqtt_as's callback arguments for a message; () before the last piece of a long one."""

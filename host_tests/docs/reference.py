@@ -71,7 +71,7 @@ PUBLIC = (
         ("Client",),
         ("put", "want", "note_refusal", "disconnect_properties", "stopped", "load_waiting", "call", "run"),
     ),
-    Shown("", "firmware/flashmqtt/aio.py", ("Client",)),
+    Shown("", "firmware/flashmqtt/aio.py", ("Client",), ("call",)),
     Shown("", "firmware/flashmqtt/simple.py", ("MQTTClient", "MQTTException")),
     Shown("", "firmware/flashmqtt/robust.py", ("MQTTClient",)),
     Shown("", "firmware/flashmqtt/ssl_params.py", ("context",)),
