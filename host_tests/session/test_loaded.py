@@ -24,7 +24,7 @@ CLIENT = {"backoff", "client", "connection", "link", "output", "session"} | {
 }
 JOURNAL = {"flash", "flash.block", "flash.region", "journal", "journal.journal", "journal.recovery"}
 SUBSCRIPTIONS = {"codec.subscribe", "codec.topics", "session.subscriptions"}
-INBOUND = {"journal.held", "session.inbound", "session.several"}
+INBOUND = {"journal.held", "journal.room", "session.inbound", "session.several"}
 LEVEL_5 = {"codec.aliases", "codec.level5", "codec.packets", "codec.properties", "codec.reasons", "session.level5"}
 
 LOADED = {
@@ -32,7 +32,14 @@ LOADED = {
     "subscriber": BASE | CODEC | CLIENT | SUBSCRIPTIONS | {"session.ram"},
     "client": BASE | CODEC | CLIENT | JOURNAL | SUBSCRIPTIONS | INBOUND,
     "aio_ram": BASE | CODEC | CLIENT | SUBSCRIPTIONS | {"aio", "deferred", "session.ram", "session.waiting"},
-    "level5": BASE | CODEC | CLIENT | JOURNAL | SUBSCRIPTIONS | INBOUND | LEVEL_5 | {"session.pieces"},
+    "level5": BASE
+    | CODEC
+    | CLIENT
+    | JOURNAL
+    | SUBSCRIPTIONS
+    | INBOUND
+    | LEVEL_5
+    | {"session.pieces", "journal.pieces"},
 }
 # Packages without code have no file.
 PACKED = {

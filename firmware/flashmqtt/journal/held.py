@@ -11,6 +11,8 @@ from flashmqtt.compat import TYPE_CHECKING, const
 from flashmqtt.errors import StoreCorrupt, StoreError, StoreFull, StoreWorn, UsageError
 from flashmqtt.fast import copy
 
+from .room import has_room
+
 if TYPE_CHECKING:
     from typing import Any  # noqa: TID251
 
@@ -47,6 +49,8 @@ class Held:
         self._journal = journal
         self.count = 0
         self.pending = 0  # how many discards are not on flash yet
+        self.carried = 0  # where in a new sector the carried messages end; 0: there are none
+        self.in_head = False  # does the head have a held message?
         most = journal.hold_limit
         self._keys = array("H", [0] * most)
         self._places = array("i", [0] * most)
@@ -74,8 +78,15 @@ class Held:
         i = self._find(key)
         return self._lengths[i] if i >= 0 and key != self._begun else 0
 
+    def can_hold(self, length: int) -> bool:
+        """Return whether there is room now to hold a message of this length."""
+        journal = self._journal
+        return not journal.worn and self.count < journal.hold_limit and has_room(journal, length, _FOR_HELD, False)
+
     def hold(self, key: int, buf: "bytes | bytearray | memoryview", length: int) -> None:
         """Store a message in pieces; it is held when the last piece is written."""
+        if not 0 < length <= len(buf):
+            raise UsageError("%d bytes of %d" % (length, len(buf)))
         self._prepare(key, length)
         try:
             self._write(key, buf, length)
@@ -100,7 +111,7 @@ class Held:
         size = journal._sector_bytes
         if _end_of(length, journal._end) > size - (4 * _PAGE if size >= 4096 else _PAGE // 2):
             journal._spoiled = True
-        if not journal._has_room(length, _FOR_HELD):
+        if not has_room(journal, length, _FOR_HELD, True):
             raise StoreFull("no room for %d bytes to hold" % length)
 
     # --- in pieces ---
@@ -133,6 +144,7 @@ class Held:
                 )
                 if not done:
                     self.add(key, place, self._begun_length)
+                self.in_head = True
                 self._begun_done = done + fill
                 self._begun_fill = 0
                 if left <= 0:
@@ -146,11 +158,6 @@ class Held:
         if key and self._find(key) >= 0:
             self.discard(key)
 
-    def can_carry(self, sector: int) -> bool:
-        """Return whether all messages that begin in a sector fit together into a new one."""
-        end = self.carried_end(sector, 0)
-        return end + self.list_bytes() + _RECORD <= self._journal._sector_bytes
-
     def _write(self, key: int, buf: "bytes | bytearray | memoryview", length: int) -> None:
         """Write all pieces. After the first piece the message is listed, so that its sector stays on the chain."""
         done = piece = 0
@@ -161,6 +168,7 @@ class Held:
             )
             if not piece:
                 self.add(key, at, length)
+            self.in_head = True
             piece += 1
             done += n
 
@@ -219,6 +227,27 @@ class Held:
                 return True
         return False
 
+    def keeps(self, sector: int, carry: bool) -> bool:
+        """Return whether held messages prevent the reuse of a sector; otherwise, include its messages in `carried`."""
+        if not self.lies_in(sector):
+            return False
+        journal = self._journal
+        end = self.carried_end(sector, self.carried) if carry else 0
+        room = _RECORD if journal._rotating else _PAGE
+        if not end or end + self.list_bytes() + room > journal._sector_bytes:
+            return True
+        self.carried = end
+        return False
+
+    def keeps_head(self) -> bool:
+        """Return whether held messages may need the head."""
+        return self.in_head and self.count > 0
+
+    def can_carry(self, sector: int) -> bool:
+        """Return whether all messages that begin in a sector fit together into a new one."""
+        end = self.carried_end(sector, 0)
+        return end + self.list_bytes() + _RECORD <= self._journal._sector_bytes
+
     def carried_end(self, sector: int, at: int) -> "Any":
         """Return where in a new sector the copies of a sector's messages would end; at: where they begin, 0: after the header."""
         at = at or _HEADER + 4 * min(self.count, _IN_HEADER)
@@ -257,7 +286,7 @@ class Held:
             self._before[i] = self._places[i]
         at = _HEADER + 4 * min(self.count, _IN_HEADER)
         sector = journal._tail
-        while journal._carried and sector != journal._new_tail:
+        while self.carried and sector != journal._new_tail:
             for i in range(self.count):
                 if self._places[i] // journal._sector_bytes == sector:
                     at = self._copy(i, target, at)
@@ -300,6 +329,11 @@ class Held:
             done += part
         self._places[i] = target * journal._sector_bytes + first
         return at
+
+    def opened(self) -> None:
+        """Note that the new sector is the head."""
+        self.pending = 0
+        self.in_head = self.carried > 0
 
     def carry_back(self) -> None:
         """The sector could not be opened: restore the places."""

@@ -169,13 +169,11 @@ class Journal:
         self._reserve = 3 if n > 5 else 2  # free sectors after an outgoing message; the third is for inbound messages
         self._free = n  # sectors that are neither on the chain nor bad
         self._head_top = 0  # the sequence after the last message in the head
-        self._head_held = False  # does the head have a held message?
         self._spoiled = False  # programming the head failed: use the next sector
         self._ahead = -1  # a sector erased in advance
         self._new_tail = 0  # a result of `_chain_from`, like the next one
         self._keep_head = False
         self._rotating = False  # is a sector being opened for held messages only?
-        self._carried = 0  # where in a new sector the carried held messages end; 0: there are none
         # One page to read, one page to write.
         self._page = bytearray(_PAGE)
         self._page_at = -1
@@ -192,9 +190,8 @@ class Journal:
         self._located = 1  # the bodies of messages below this one were searched
         self._cursor_sector = self._cursor_at = 0  # where the search for the next body begins
         self._read_seq = self._read_from = self._read_place = self._read_piece = 0  # where the last `read` ended
-        self._piece = self._left = 0  # of a message in pieces: the next piece, bytes to come
-        self._begun_place = self._begun_length = self._fill = 0
-        self._part: "Any" = b""  # bytes of it that are not written yet; allocated for the first such message
+        self._continued = 0  # 1: the next message is in pieces, and the first of them was written
+        self._pieces: "Any" = None  # `pieces.Pieces`, from the first message in pieces on
         self._held: "Any" = None  # `held.Held`, from the first held message on
         from .recovery import Recovery
 
@@ -237,25 +234,24 @@ class Journal:
             StoreWorn: too few sectors work. StoreError: all 2^30 sequence numbers are used.
         """
         if length > _BODY_MAX:
-            if not self.begin(length):
+            pieces = self._load_pieces()
+            if not pieces.begin(length):
                 return 0
-            self.extend(buf, length)
-            return self.commit()
+            pieces.extend(buf, length)
+            return pieces.commit()
         if not 0 < length <= len(buf):
             raise UsageError("%d bytes of %d" % (length, len(buf)))
+        if self._pieces is not None and not self._busy:
+            self._pieces.abandon()
         seq = self.next_seq
         if seq >= _SEQUENCE_LIMIT:
             raise StoreError("every sequence is used: call format()")
-        if (self._left or self._piece) and not self._busy:
-            self._abandon()
-            seq = self.next_seq
         try:
             place = self._write(_MESSAGE | _LAST, 0, seq, buf, 0, length, self._reserve)
         except StoreFull:
             if self.policy != DROP_NEWEST:
                 raise
             self.dropped += 1
-            self._unflushed = True
             return 0
         self._stored(seq, place, length)
         return seq
@@ -268,26 +264,7 @@ class Journal:
         Raises:
             UsageError, StoreFull, StoreWorn, StoreError: as for `append`.
         """
-        if length < 1:
-            raise UsageError("a message of %d bytes" % length)
-        if self.next_seq >= _SEQUENCE_LIMIT:
-            raise StoreError("every sequence is used: call format()")
-        self._guard()
-        self._abandon()
-        if self.worn:
-            raise StoreWorn("%d bad sectors" % self._bad)
-        most = self._longest()
-        if length > most or not (self._may_drop_for(length) or self._has_room(length, self._reserve)):
-            if self.policy != DROP_NEWEST:
-                raise StoreFull("%d bytes; %d at most, %d messages wait" % (length, most, self.waiting))
-            self.dropped += 1
-            self._unflushed = True
-            return False
-        self._left = self._begun_length = length
-        self._fill = 0
-        if not self._part:
-            self._part = bytearray(_BODY_MAX)
-        return True
+        return self._load_pieces().begin(length)
 
     def extend(self, buf: "bytes | bytearray | memoryview", n: int) -> None:
         """Add the next piece, buf[:n].
@@ -295,36 +272,7 @@ class Journal:
         Raises:
             UsageError: no message was begun, the piece is longer than the rest of the message, or buf is shorter than n.
         """
-        if self._left < 0:
-            return  # dropped: see below
-        if not 0 <= n <= min(len(buf), self._left):
-            raise UsageError("extend: %d bytes, %d left, the buffer has %d" % (n, self._left, len(buf)))
-        done = 0
-        while done < n:
-            # Short pieces are joined: a record that is not full would also take a page, and `begin` counted full ones only.
-            fill = self._fill
-            part = min(n - done, _BODY_MAX - fill)
-            raw_copy(self._part, buf, part, fill, done)
-            fill += part
-            last = part == self._left
-            if last or fill == _BODY_MAX:
-                kind = _MESSAGE | _LAST if last else _MESSAGE
-                try:
-                    place = self._write(kind, self._piece, self.next_seq, self._part, 0, fill, self._reserve)
-                except StoreFull:  # a sector was found to be bad
-                    if self.policy != DROP_NEWEST:
-                        raise
-                    self.dropped += 1
-                    self._unflushed = True
-                    self._left = -1
-                    return
-                if not self._piece:
-                    self._begun_place = place
-                self._piece += 1
-                fill = 0
-            self._fill = fill
-            self._left -= part
-            done += part
+        self._load_pieces().extend(buf, n)
 
     def commit(self) -> int:
         """End the message, which is durable now; return its sequence, or 0 if the policy dropped it meanwhile.
@@ -332,24 +280,14 @@ class Journal:
         Raises:
             UsageError: the message is not complete.
         """
-        if self._left < 0:
-            self._abandon()
-            return 0
-        if self._left or not self._piece:
-            raise UsageError("commit: %d bytes are missing" % self._left)
-        self._piece = 0
-        seq = self.next_seq
-        self._stored(seq, self._begun_place, self._begun_length)
-        return seq
+        return self._load_pieces().commit()
 
-    def _abandon(self) -> None:
-        """Discard an incomplete message: the next message gets its sequence, and begins in the head or later."""
-        if self._piece and not self._left:  # it is complete, and recovery would find it
-            self.commit()
-        elif self._piece:
-            for sector in range(self.region.sectors):
-                self._first[sector] = min(self._first[sector], self.next_seq)
-        self._piece = self._left = 0
+    def _load_pieces(self) -> "Any":
+        if self._pieces is None:
+            from .pieces import Pieces
+
+            self._pieces = Pieces(self)
+        return self._pieces
 
     def length(self, seq: int) -> int:
         """Return the length of a message in the window; 0 if its body was dropped or is damaged.
@@ -488,8 +426,6 @@ class Journal:
         Raises:
             UsageError: as for `append`, or the key is in use. StoreFull: no room, or `hold_limit` are held. StoreWorn.
         """
-        if not 0 < length <= len(buf):
-            raise UsageError("%d bytes of %d" % (length, len(buf)))
         self._load_held().hold(key, buf, length)
 
     def hold_begin(self, key: int, length: int) -> None:
@@ -528,9 +464,7 @@ class Journal:
 
     def can_hold(self, length: int) -> bool:
         """Return whether there is room now to hold a message of this length; this also loads the module that holds it."""
-        if self.worn or self._load_held().count >= self.hold_limit:
-            return False
-        return self._fits(length, _FOR_HELD) > 0
+        return self._load_held().can_hold(length)
 
     def held(self) -> "list[int]":
         """Return the keys of the held messages, oldest first."""
@@ -546,9 +480,7 @@ class Journal:
         Raises:
             UsageError: the message has no such bytes. StoreCorrupt: it can't be read any more.
         """
-        if self._held is None:
-            raise UsageError("%d is not held" % key)
-        self._held.read(key, offset, buf, at, n)
+        self._load_held().read(key, offset, buf, at, n)
 
     def discard(self, key: int) -> None:
         """Remove the message held under this key; durable after `sync` or `flush`."""
@@ -613,132 +545,25 @@ class Journal:
         self.next_seq = seq + 1
         self.fresh = False
 
-    def _longest(self) -> int:
-        """Return the longest length of a message that fits if all other messages are dropped."""
-        pages = self._sector_bytes // _PAGE - 1
-        sectors = self.region.sectors - self._bad - self._reserve - 1
-        return (sectors * pages if sectors > 0 else pages >> 1) * _BODY_MAX
-
-    def _may_drop_for(self, length: int) -> bool:
-        """Return whether a long message fits if all messages are dropped that may be dropped."""
-        if self.policy != DROP_OLDEST:
-            return False
-        stays = 0 if self._held is None else self._held.sectors()
-        sectors = length // _BODY_MAX // (self._sector_bytes // _PAGE - 1) + 1
-        return not stays or self.region.sectors - self._bad - stays - 1 - sectors >= self._reserve
-
-    def _fits(self, length: int, need: int) -> int:
-        """Return whether a message fits without a drop: 0 no, 1 yes, 2 only if it begins in a new sector."""
-        pages = self._sector_bytes // _PAGE - 1
-        pieces = (length + _BODY_MAX - 1) // _BODY_MAX
-        in_head = 0
-        if not self._spoiled and self._free >= need:
-            in_head = (self._sector_bytes - self._end) // _PAGE
-            if pieces == 1 and (self._end & 255) + _RECORD + length <= _PAGE:
-                in_head += 1
-        if pieces <= in_head:
-            return 1
-        sectors = self.region.sectors - self._bad - self._chain_from(max(self.low, self.floor), need > _FOR_HELD) - need
-        pieces += (self._carried + 255) // _PAGE
-        if sectors - (0 if self._keep_head else 1) >= (pieces - in_head + pages - 1) // pages:
-            return 1
-        return 0 if self._keep_head or sectors < (pieces + pages - 1) // pages else 2
-
-    def _has_room(self, length: int, need: int) -> bool:
-        """Return whether a message of this length fits; if it needs a new sector, leave the head."""
-        fits = self._fits(length, need)
-        if fits == 2:
-            self._spoiled = True
-        return fits > 0
-
-    def _chain_from(self, floor: int, carry: bool) -> "Any":
-        """Return how many sectors of the chain are still needed; set `_new_tail`, `_keep_head` and `_carried`.
+    def _chain_from(self, carry: "Any") -> int:
+        """Return how many sectors of the chain are still needed; set `_new_tail` and `_keep_head`.
 
         carry: held messages may be carried into the new sector.
         """
+        floor = self.low if self.low > self.floor else self.floor
         tail = self._tail
         chain = self._chain
         held = self._held
-        self._carried = 0
+        if held is not None:
+            held.carried = 0
         while tail != self._head and self._first[self._after[tail]] <= floor:
-            if held is not None and held.lies_in(tail):
-                end = held.carried_end(tail, self._carried) if carry else 0
-                if not end or end + held.list_bytes() + (_RECORD if self._rotating else _PAGE) > self._sector_bytes:
-                    break
-                self._carried = end
+            if held is not None and held.keeps(tail, carry):
+                break
             tail = self._after[tail]
             chain -= 1
         self._new_tail = tail
-        self._keep_head = self._head_top > floor or (self._head_held and held is not None and held.count > 0)
+        self._keep_head = self._head_top > floor or (held is not None and held.keeps_head())
         return chain if self._keep_head else chain - 1
-
-    def _make_room(self, need: int, message: "Any") -> "Any":
-        """Make sure that `need` sectors are free besides a new one; return how many others stay on the chain.
-
-        Raises:
-            StoreFull: not possible, not even with all drops that the policy allows. StoreWorn: too few sectors are left.
-        """
-        usable = self.region.sectors - self._bad
-        while True:
-            floor = self.low if self.low > self.floor else self.floor
-            chain = self._chain_from(floor, self._rotating or (message and 2 * self._chain > usable))
-            if usable - chain - 1 < need and message:
-                chain = self._chain_from(floor, True)
-            if usable - chain - 1 >= need:
-                return chain
-            if usable < 4 or need == _FOR_STATE:
-                self.worn = True
-                raise StoreWorn("%d of %d sectors left" % (usable, self.region.sectors))
-            tail = self._new_tail
-            end = self._first[self._after[tail]] if tail != self._head else self.next_seq
-            # Drops help if there is room when only held messages, and a message begun in pieces, are left.
-            stays = 0 if self._held is None else self._held.sectors()
-            if self._piece:
-                stays += 1
-            may_drop = self.policy == DROP_OLDEST and floor < self.next_seq and usable - stays - 1 >= need
-            if (
-                message
-                and end <= floor
-                and tail != self._head
-                and (may_drop or not self._held.lies_in(self._after[tail]))
-                and self._held.can_carry(tail)
-            ):
-                self._rotate()
-            elif message and may_drop and floor < end <= self.next_seq:
-                self._drop(floor, end, tail)
-            else:
-                raise StoreFull("%d sectors, %d messages wait" % (usable, self.waiting))
-
-    def _rotate(self) -> None:
-        """Open a sector only for the tail's held messages, because the outgoing message would not fit beside them."""
-        self._rotating = True
-        try:
-            tail = self._tail
-            self._end = self._open(_STATE, 0, self.next_seq, b"", 0, 0, _FOR_STATE) + _RECORD
-        finally:
-            self._rotating = False
-        if self._tail == tail:
-            raise StoreFull("held messages fill sector %d" % tail)
-
-    def _drop(self, first: int, end: int, tail: int) -> None:
-        """Drop the messages of the oldest sector: their bodies are lost."""
-        window_end = self.low + _WINDOW
-        if self.on_drop:
-            self.on_drop(first, end)
-        for seq in range(first, end):
-            if seq >= window_end:
-                self.dropped += end - seq
-                break
-            if not (self._state[4 + (seq >> 3 & 3)] | self._state[8 + (seq >> 3 & 3)]) & 1 << (seq & 7):
-                self.dropped += 1
-        for seq in range(self.low, min(end, window_end)):
-            self._lengths[seq & 31] = 0
-        self.floor = end
-        if self._located < end:
-            self._located = end
-            self._cursor_sector = tail
-            self._cursor_at = 0
-        self._advance()
 
     # --- reading ---
 
@@ -895,8 +720,6 @@ class Journal:
         self._end = at + (_RECORD + 3 + n & -4)
         if kind & _TYPE == _MESSAGE:
             self._head_top = seq + 1
-        elif kind & _TYPE == _HELD:
-            self._head_held = True
         self._unsynced = self._unflushed = False
         return self._head * self._sector_bytes + at
 
@@ -983,10 +806,17 @@ class Journal:
             if target < 0:
                 continue
             self._ahead = target
-            chain = self._make_room(need, kind & _TYPE == _MESSAGE)
-            if self._ahead != target:  # `_rotate` has used it
-                continue
+            message = kind & _TYPE == _MESSAGE
+            room = self.region.sectors - self._bad - 1 - need  # for how many sectors of the chain
             held = self._held
+            chain = self._chain_from(self._rotating or (message and 2 * self._chain > room + 1 + need))
+            if chain > room and message:
+                chain = self._chain_from(True)
+            if chain > room:
+                from .room import make_room
+
+                make_room(self, need, message)
+                continue
             tail = self._new_tail
             old = self._head
             keep = self._keep_head
@@ -1006,7 +836,7 @@ class Journal:
             self._seqs[target] = self._ring_seq
             try:
                 at = end = 0
-                if held is not None and held.count:
+                if held is not None:
                     end = held.put_opening(target)
                 at = self._stage_header(self._ring_seq, tail, prev, prev_end, prev_seq)
                 self._program(target * self._sector_bytes, 0, at)
@@ -1017,7 +847,7 @@ class Journal:
                 break
             except FlashFailed:
                 self._retire(target)
-                if held is not None and held.count:
+                if held is not None:
                     held.carry_back()
         # The opening is complete: sectors before its tail are free.
         use = self._use
@@ -1042,16 +872,15 @@ class Journal:
         self._prev = prev
         self._prev_end = prev_end
         self._prev_seq = prev_seq
-        self._first[target] = self.next_seq + (1 if self._piece else 0)
+        self._first[target] = self.next_seq + self._continued
         self._erases = self._new_erases
         self._written_losses = self.damaged + self.dropped
         self._head_top = 0
-        self._head_held = self._carried > 0
         self._spoiled = False
         self._ahead = -1
         self.worn = self.region.sectors - self._bad < 4
-        if self._held is not None:
-            self._held.pending = 0
+        if held is not None:
+            held.opened()
         return at
 
     def _open_after_cut(self) -> None:
@@ -1063,19 +892,18 @@ class Journal:
         """Write a sector's header into `_out`; return its length."""
         out = self._out
         held = 0 if self._held is None else self._held.put_places(out)
-        continued = 1 if self._piece else 0
         size = self._sector_bytes
         shift = 0
         while size > 1:
             size >>= 1
             shift += 1
-        pack_into(START_FIELDS, out, 0, MAGIC, 2, 0xFD, shift, held | continued << 7, seq)
+        pack_into(START_FIELDS, out, 0, MAGIC, 2, 0xFD, shift, held | self._continued << 7, seq)
         raw_copy(out, self._state, 12, 12, 0)
         pack_into(
             PLACE_FIELDS,
             out,
             24,
-            self.next_seq + continued,
+            self.next_seq + self._continued,
             self.floor,
             self.dropped,
             self.damaged,

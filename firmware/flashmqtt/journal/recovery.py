@@ -58,6 +58,7 @@ class Recovery:
         self._magic = False  # does any sector begin with the magic number?
         # Held messages as (key, place), oldest first. A key occurs twice where a discard is damaged: the later message is held.
         self._places: "list[Any]" = []
+        self._in_head = False  # does the head have a held message?
 
     def run(self, wipe: bool) -> None:
         """Mount; with `wipe` make it empty first."""
@@ -220,7 +221,7 @@ class Recovery:
                 if j._kind & _LAST:
                     j.next_seq = max(j.next_seq, j._seq + 1)
             elif kind == _HELD:
-                j._head_held = True
+                self._in_head = True
                 if j._kind & _MOUNT:  # carried: it is listed in the header or in a list
                     continue
                 if not j._seq:
@@ -405,6 +406,7 @@ class Recovery:
         from .held import Held
 
         j._held = held = Held(j)
+        held.in_head = self._in_head
         for key, place in self._places:
             sector = place // j._sector_bytes
             at = place % j._sector_bytes

@@ -1,0 +1,110 @@
+"""An outgoing message that comes in pieces, or is longer than a record. FORMAT.md, "Record", type 1.
+
+Every 232 bytes are written as a record, and so is the rest; the message exists when the last record is whole. This module is
+loaded with the first such message.
+"""
+
+from flashmqtt.compat import TYPE_CHECKING, const
+from flashmqtt.errors import StoreError, StoreFull, StoreWorn, UsageError
+from flashmqtt.fast import raw_copy
+
+from .journal import DROP_NEWEST
+from .room import has_room, longest, may_drop_for
+
+if TYPE_CHECKING:
+    from typing import Any  # noqa: TID251
+
+_BODY_MAX = const(232)
+_MESSAGE = const(1)
+_LAST = const(0x80)
+_SEQUENCE_LIMIT = const(0x3FFFFFFF)
+
+
+class Pieces:
+    """The message in progress; `Journal` has the calls' descriptions."""
+
+    def __init__(self, journal: "Any") -> None:
+        self._journal = journal
+        self._left = 0  # bytes to come; -1: the policy dropped the message
+        self._piece = 0  # the next record
+        self._place = self._length = 0  # of the message
+        self._part = bytearray(_BODY_MAX)  # bytes that are not written yet
+        self._fill = 0
+
+    def begin(self, length: int) -> bool:
+        """Begin a message."""
+        journal = self._journal
+        if length < 1:
+            raise UsageError("a message of %d bytes" % length)
+        if journal.next_seq >= _SEQUENCE_LIMIT:
+            raise StoreError("every sequence is used: call format()")
+        journal._guard()
+        self.abandon()
+        if journal.worn:
+            raise StoreWorn("%d bad sectors" % journal._bad)
+        most = longest(journal)
+        if length > most or not (may_drop_for(journal, length) or has_room(journal, length, journal._reserve, True)):
+            if journal.policy != DROP_NEWEST:
+                raise StoreFull("%d bytes; %d at most, %d messages wait" % (length, most, journal.waiting))
+            journal.dropped += 1
+            return False
+        self._left = self._length = length
+        self._fill = 0
+        return True
+
+    def extend(self, buf: "bytes | bytearray | memoryview", n: int) -> None:
+        """Add buf[:n]."""
+        if self._left < 0:
+            return
+        if not 0 <= n <= min(len(buf), self._left):
+            raise UsageError("extend: %d bytes, %d left, the buffer has %d" % (n, self._left, len(buf)))
+        journal = self._journal
+        done = 0
+        while done < n:
+            # Short pieces are joined: a record that is not full would also take a page, and `begin` counted full ones only.
+            fill = self._fill
+            part = min(n - done, _BODY_MAX - fill)
+            raw_copy(self._part, buf, part, fill, done)
+            fill += part
+            last = part == self._left
+            if last or fill == _BODY_MAX:
+                kind = _MESSAGE | _LAST if last else _MESSAGE
+                try:
+                    place = journal._write(kind, self._piece, journal.next_seq, self._part, 0, fill, journal._reserve)
+                except StoreFull:  # a sector was found to be bad
+                    if journal.policy != DROP_NEWEST:
+                        raise
+                    journal.dropped += 1
+                    self._left = -1
+                    return
+                if not self._piece:
+                    self._place = place
+                    journal._continued = 1
+                self._piece += 1
+                fill = 0
+            self._fill = fill
+            self._left -= part
+            done += part
+
+    def commit(self) -> int:
+        """End the message; return its sequence, or 0 if the policy dropped it."""
+        if self._left < 0:
+            self.abandon()
+            return 0
+        if self._left or not self._piece:
+            raise UsageError("commit: %d bytes are missing" % self._left)
+        journal = self._journal
+        self._piece = journal._continued = 0
+        seq = journal.next_seq
+        journal._stored(seq, self._place, self._length)
+        return seq
+
+    def abandon(self) -> None:
+        """Discard an incomplete message: the next message gets its sequence, and begins in the head or later."""
+        journal = self._journal
+        if self._piece and not self._left:  # it is complete, and recovery would find it
+            self.commit()
+        elif self._piece:
+            for sector in range(journal.region.sectors):
+                journal._first[sector] = min(journal._first[sector], journal.next_seq)
+        self._piece = self._left = journal._continued = 0
