@@ -12,7 +12,6 @@ The journal knows no MQTT: a message is bytes, a mark is a bit, a key is a numbe
 """
 
 import sys
-from array import array
 from struct import pack_into
 
 from flashmqtt import journal
@@ -21,7 +20,6 @@ from flashmqtt.errors import (
     FlashFailed,
     StoreCorrupt,
     StoreError,
-    StoreForeign,
     StoreFull,
     StoreWorn,
     UsageError,
@@ -29,6 +27,7 @@ from flashmqtt.errors import (
 from flashmqtt.fast import raw_copy, raw_crc32, raw_fill
 
 if TYPE_CHECKING:
+    from array import array
     from collections.abc import Callable
     from typing import Any  # noqa: TID251
 
@@ -58,37 +57,7 @@ DROP_OLDEST = 1
 DROP_NEWEST = 2
 
 MAGIC = b"fmqj"
-START_FIELDS = "<4s4BI"  # for `struct`: a header's first 12 bytes, and bytes 24 to 59
-PLACE_FIELDS = "<6I4HI"
-
-
-def get_u16(buf: "bytes | bytearray | memoryview", at: int) -> int:
-    """Return a 16-bit number, least significant byte first."""
-    return buf[at] | buf[at + 1] << 8
-
-
-def get_u32(buf: "bytes | bytearray | memoryview", at: int) -> int:
-    """Return a 32-bit number, least significant byte first."""
-    return buf[at] | buf[at + 1] << 8 | buf[at + 2] << 16 | buf[at + 3] << 24
-
-
-def stage_record(
-    out: "Any",
-    i: int,
-    seed: int,
-    kind: int,
-    key: int,
-    seq: int,
-    state: "Any",
-    buf: "bytes | bytearray | memoryview",
-    start: int,
-    n: int,
-) -> None:
-    """Write a record into the bytes of a page."""
-    pack_into("<2BHI", out, i + 4, n, kind, key, seq)
-    raw_copy(out, state, 12, i + 12, 0)
-    raw_copy(out, buf, n, i + _RECORD, start)
-    raw_crc32(out, seed, n + 20, i + 4, i, 1)
+HEADER_FIELDS = "<4s4BI12s6I4HI12s"  # for `struct`: a header's bytes before the list of held messages
 
 
 # Recovery runs once per boot. As .mpy, the module is loaded for the mount and removed from memory after it. From source, it is
@@ -127,79 +96,29 @@ class Journal:
 
     WINDOW = 32
 
+    if TYPE_CHECKING:  # `recovery.prepare` makes these attributes and says what they are
+        region: "Any"
+        on_drop: "Any"
+        _pieces: "Any"
+        _held: "Any"
+        fresh = worn = closed = False
+        policy = next_seq = low = floor = dropped = damaged = boot = hold_limit = 0
+        note = _state = _counts = _use = _page = _out = bytearray()
+        _seqs = _first = _after = _ends = _places = _lengths = array("i")
+        _views: "dict[int, Any]" = {}
+        _unsynced = _unflushed = _busy = _spoiled = _keep_head = _rotating = False
+        _written_losses = _sector_bytes = _shift = _bad = _chain = _free = _reserve = _continued = 0
+        _head = _head_top = _tail = _prev = _end = _ring_seq = _erases = _new_erases = _ahead = _new_tail = 0
+        _page_at = _offset_mask = _located = _cursor_sector = _cursor_at = 0
+        _sector = _at = _record_end = _length = _kind = _key = _seq = _skipped = 0
+        _read_seq = _read_from = _read_place = _read_piece = 0
+
     def __init__(
         self, region: "Any", policy: int = REFUSE, wipe: bool = False, feed: "Callable[[], object] | None" = None
     ) -> None:
-        size = region.sector_bytes
-        if (
-            _PAGE % region.page_bytes
-            or size & (size - 1)
-            or not 1024 <= size <= 0x8000
-            or not 4 <= region.sectors < _NONE
-        ):
-            raise UsageError("a journal needs pages of up to 256 bytes, 4 sectors or more of 1 to 32 KB")
-        if not region.reads_blank:
-            raise StoreForeign("no journal on encrypted flash")
-        self.region = region
-        self.policy = policy
-        self.on_drop = None
-        self.fresh = self.worn = self.closed = False
-        self.next_seq = self.low = self.floor = 1
-        self.dropped = self.damaged = self.boot = 0
-        self.note = bytearray(12)
-        raw_fill(self.note, 12, 0xFF, 0)
-        self._state = bytearray(12)  # low, finished and marked, in the layout of every record
-        self._state[0] = 1
-        self._unsynced = self._unflushed = False  # are there changes for `sync`, for `flush`?
-        self._busy = False
-        self._written_losses = 0  # dropped + damaged as written on flash
-        self._counts = bytearray(8)
-        # Sectors.
-        n = region.sectors
-        self._sector_bytes = size
-        self._use = bytearray(n)
-        self._seqs = array("i", [0] * n)  # sector sequences: the seeds of the records' CRCs
-        self._first = array("i", [0] * n)  # the first message that begins in the sector or later
-        self._after = array("H", [_NONE] * n)  # the next sector on the chain
-        self._ends = array("H", [0] * n)  # where the sector's records end; the head's: `_end`
-        self._head = self._tail = self._prev = _NONE
-        self._end = self._prev_end = self._prev_seq = self._ring_seq = self._erases = self._new_erases = 0
-        self._chain = self._bad = 0  # how many sectors
-        self.hold_limit = 128 if size >= 4096 else 40  # how many held messages an opening can list
-        self._reserve = 3 if n > 5 else 2  # free sectors after an outgoing message; the third is for inbound messages
-        self._free = n  # sectors that are neither on the chain nor bad
-        self._head_top = 0  # the sequence after the last message in the head
-        self._spoiled = False  # programming the head failed: use the next sector
-        self._ahead = -1  # a sector erased in advance
-        self._new_tail = 0  # a result of `_chain_from`, like the next one
-        self._keep_head = False
-        self._rotating = False  # is a sector being opened for held messages only?
-        # One page to read, one page to write.
-        self._page = bytearray(_PAGE)
-        self._page_at = -1
-        self._out = bytearray(_PAGE)  # FF except for the bytes to program
-        raw_fill(self._out, _PAGE, 0xFF, 0)
-        self._offset_mask = max(region.page_bytes, 16) - 1  # the unit of programming, minus 1
-        self._views: "dict[int, Any]" = {} if self._offset_mask == 255 else {_PAGE: self._out}  # of `_out`, by length
-        self._sector = self._at = self._size = 0  # the record read last
-        self._length = self._kind = self._key = self._seq = 0
-        self._skipped = 0  # the type of damaged bytes that were skipped before a whole record; 0: none
-        # The window: the places of bodies, by `sequence & 31`.
-        self._places = array("i", [0] * _WINDOW)
-        self._lengths = array("i", [0] * _WINDOW)
-        self._located = 1  # the bodies of messages below this one were searched
-        self._cursor_sector = self._cursor_at = 0  # where the search for the next body begins
-        self._read_seq = self._read_from = self._read_place = self._read_piece = 0  # where the last `read` ended
-        self._continued = 0  # 1: the next message is in pieces, and the first of them was written
-        self._pieces: "Any" = None  # `pieces.Pieces`, from the first message in pieces on
-        self._held: "Any" = None  # `held.Held`, from the first held message on
         from .recovery import Recovery
 
-        if feed is not None:
-            from flashmqtt.flash.fed import FedRegion
-
-            self.region = FedRegion(region, feed)
-        Recovery(self).run(wipe)
+        Recovery(self, region, policy, feed).run(wipe)  # `recovery.prepare` makes and explains the attributes
         self.region = region
         if _COMPILED:
             del sys.modules["flashmqtt.journal.recovery"], journal.recovery
@@ -334,7 +253,7 @@ class Journal:
             if not self._next(sector, place):
                 return False
             sector = self._sector
-            place = self._at + self._size
+            place = self._record_end
             if self._kind & _TYPE != kind:
                 continue
             message = kind == _MESSAGE
@@ -383,10 +302,7 @@ class Journal:
             state[i + 4] &= ~bit
             seq += 1
         self.low = seq
-        state[0] = seq & 255
-        state[1] = seq >> 8 & 255
-        state[2] = seq >> 16 & 255
-        state[3] = seq >> 24
+        pack_into("<I", state, 0, seq)
 
     def is_finished(self, seq: int) -> bool:
         """Return whether a message in the window, or below it, is done."""
@@ -406,10 +322,8 @@ class Journal:
 
     def unmark(self, seq: int) -> None:
         """Clear the mark of a message of the window; durable as for `mark`."""
-        if not 0 <= seq - self.low < _WINDOW or seq >= self.next_seq:
-            self._outside(seq)
-        self._state[8 + (seq >> 3 & 3)] &= ~(1 << (seq & 7))
-        self._unsynced = True
+        self.mark(seq)
+        self._state[8 + (seq >> 3 & 3)] ^= 1 << (seq & 7)
 
     def is_marked(self, seq: int) -> bool:
         """Return whether a message of the window is marked."""
@@ -514,7 +428,7 @@ class Journal:
         """Use an idle moment for slow work: erase the next sector if it will be needed soon."""
         if self._ahead < 0 and not self.worn and 2 * self._end > self._sector_bytes:
             try:
-                self._ahead = self._erase_next()
+                self._erase_next()
             except StoreWorn:
                 pass
 
@@ -523,7 +437,7 @@ class Journal:
         if not self.worn and not self.closed:
             self.flush()
             self._write_state(_LAST)
-            self.closed = True
+            self.closed = self._busy = True
 
     def _write_state(self, flags: int) -> None:
         n = 0
@@ -588,8 +502,8 @@ class Journal:
             return False
         self._sector = sector
         self._at = at
+        self._record_end = at + ((_RECORD + 3 + n) & -4)
         self._length = n
-        self._size = (_RECORD + 3 + n) & -4
         self._kind = page[i + 5]
         self._key = page[i + 6] | page[i + 7] << 8
         self._seq = page[i + 8] | page[i + 9] << 8 | page[i + 10] << 16 | page[i + 11] << 24
@@ -650,7 +564,7 @@ class Journal:
                     place = -1
                     break
                 sector = self._sector
-                at = self._at + self._size
+                at = self._record_end
                 if self._skipped:  # a message in pieces may have lost one
                     self._skipped = 0
                     begun = 0
@@ -681,10 +595,10 @@ class Journal:
     # --- writing ---
 
     def _guard(self) -> None:
-        if self._busy:
-            raise UsageError("called from a callback (a timer?) during another call of this store")
         if self.closed:
             raise UsageError("closed: only the next mount may write")
+        if self._busy:
+            raise UsageError("called from a callback (a timer?) during another call of this store")
 
     def _write(
         self, kind: int, key: int, seq: int, buf: "bytes | bytearray | memoryview", start: int, n: int, need: int
@@ -693,7 +607,7 @@ class Journal:
 
         The usual case is inlined here: on a board, each function call takes a tenth of the time of a flash program.
         """
-        if self._busy or self.closed:
+        if self._busy:
             self._guard()
         self._busy = True
         try:
@@ -723,6 +637,24 @@ class Journal:
         self._unsynced = self._unflushed = False
         return self._head * self._sector_bytes + at
 
+    def _stage(
+        self,
+        i: int,
+        sector: int,
+        kind: int,
+        key: int,
+        seq: int,
+        buf: "bytes | bytearray | memoryview",
+        start: int,
+        n: int,
+    ) -> None:
+        """Write a record into `_out`."""
+        out = self._out
+        pack_into("<2BHI", out, i + 4, n, kind, key, seq)
+        raw_copy(out, self._state, 12, i + 12, 0)
+        raw_copy(out, buf, n, i + _RECORD, start)
+        raw_crc32(out, self._seqs[sector], n + 20, i + 4, i, 1)
+
     def _put(
         self,
         sector: int,
@@ -733,7 +665,6 @@ class Journal:
         buf: "bytes | bytearray | memoryview",
         start: int,
         n: int,
-        again: bool = False,
     ) -> None:
         """Program a record.
 
@@ -741,51 +672,48 @@ class Journal:
             FlashFailed: the program operation failed.
         """
         i = at & self._offset_mask
-        stage_record(self._out, i, self._seqs[sector], kind, key, seq, self._state, buf, start, n)
-        self._program(sector * self._sector_bytes + at - i, i, _RECORD + n, again)
+        self._stage(i, sector, kind, key, seq, buf, start, n)
+        self._program(sector * self._sector_bytes + at - i, i, _RECORD + n)
 
     def _program(self, place: int, i: int, n: int, again: bool = False) -> None:
         """Program out[i:i+n]; `place` is the place of out[0]. Afterwards all of `_out` is FF again."""
         self._page_at = -1
+        out: "Any" = self._out
+        mask = self._offset_mask
+        if mask != 255:
+            end = (i + n + mask) & ~mask
+            out = self._views.get(end)
+            if out is None:
+                out = self._views[end] = memoryview(self._out)[:end]
         try:
-            self.region.program(place, self._view(i + n) if self._views else self._out, again)
+            self.region.program(place, out, again)
         finally:
             raw_fill(self._out, n, 0xFF, i)
 
-    def _view(self, n: int) -> "Any":
-        """Return the first n bytes of `_out`, rounded up to the unit of programming."""
-        n = (n + self._offset_mask) & ~self._offset_mask
-        view = self._views.get(n)
-        if view is None:
-            view = self._views[n] = memoryview(self._out)[:n]
-        return view
-
-    def _erase_next(self) -> "Any":
-        """Erase the next free sector and return it; -1 if it was bad."""
+    def _erase_next(self) -> None:
+        """Erase the next free sector, `_ahead`."""
         sector = self._head
         n = self.region.sectors
         for _ in range(n):
             sector = sector + 1 if sector + 1 < n else 0
+            if sector == self._ahead:
+                return
             if self._use[sector] == _FREE:
-                break
-        else:
-            self.worn = True
-            raise StoreWorn("no sector left")
-        if sector == self._ahead:
-            return sector
-        # The erase count is in the old header; without a whole header, assume the count of the head.
-        self._load(sector * self._sector_bytes)
-        page = self._page
-        end = _HEADER - 4 + 4 * (page[7] & 63)
-        whole = page[0] == 0x66 and end < _PAGE and raw_crc32(page, 0, end, 0, end, 0)
-        self._new_erases = get_u32(page, 44) + 1 if whole else self._erases
-        self._page_at = -1
-        try:
-            self.region.erase(sector)
-        except FlashFailed:
-            self._retire(sector)
-            return -1
-        return sector
+                # The erase count is in the old header; without a whole header, assume the count of the head.
+                self._load(sector * self._sector_bytes)
+                page = self._page
+                end = _HEADER - 4 + 4 * (page[7] & 63)
+                whole = page[0] == 0x66 and end < _PAGE and raw_crc32(page, 0, end, 0, end, 0)
+                self._new_erases = 1 + (page[44] | page[45] << 8 | page[46] << 16) if whole else self._erases
+                self._page_at = -1
+                try:
+                    self.region.erase(sector)
+                    self._ahead = sector
+                    return
+                except FlashFailed:
+                    self._retire(sector)
+        self.worn = True
+        raise StoreWorn("no sector left")
 
     def _retire(self, sector: int) -> None:
         """Do not use a sector until the next boot, which tries it again."""
@@ -801,47 +729,37 @@ class Journal:
         self, kind: int, key: int, seq: int, buf: "bytes | bytearray | memoryview", start: int, n: int, need: int
     ) -> int:
         """Open the next sector with this record as its first one; return the record's offset."""
+        message = kind & _TYPE == _MESSAGE
+        held = self._held
         while True:
-            target = self._erase_next()  # before messages are dropped for it, as it may be bad
-            if target < 0:
-                continue
-            self._ahead = target
-            message = kind & _TYPE == _MESSAGE
-            room = self.region.sectors - self._bad - 1 - need  # for how many sectors of the chain
-            held = self._held
-            chain = self._chain_from(self._rotating or (message and 2 * self._chain > room + 1 + need))
-            if chain > room and message:
+            self._erase_next()  # before messages are dropped for it, as it may be bad
+            target = self._ahead
+            usable = self.region.sectors - self._bad
+            chain = self._chain_from(self._rotating or (message and 2 * self._chain > usable))
+            if message and usable - chain <= need:
                 chain = self._chain_from(True)
-            if chain > room:
+            if usable - chain <= need:
                 from .room import make_room
 
                 make_room(self, need, message)
                 continue
-            tail = self._new_tail
             old = self._head
-            keep = self._keep_head
-            prev = prev_end = prev_seq = 0
-            if keep:
+            tail = self._new_tail
+            prev = self._prev
+            if self._keep_head:
                 prev = old
-                prev_end = self._end
-                prev_seq = self._seqs[old]
-            elif chain:
-                prev = self._prev
-                prev_end = self._prev_end
-                prev_seq = self._prev_seq
-            else:
+                self._ends[old] = self._end
+            elif not chain:
                 tail = target
                 prev = _NONE
             self._ring_seq += 1
             self._seqs[target] = self._ring_seq
             try:
-                at = end = 0
-                if held is not None:
-                    end = held.put_opening(target)
-                at = self._stage_header(self._ring_seq, tail, prev, prev_end, prev_seq)
+                end = held.put_opening(target) if held is not None else 0
+                at = self._stage_header(target, tail, prev)
                 self._program(target * self._sector_bytes, 0, at)
                 at = max(at, end)
-                if (at & 255) + _RECORD + n > _PAGE:
+                if (at & 255) + n > _BODY_MAX:
                     at = (at | 255) + 1
                 self._put(target, at, kind, key, seq, buf, start, n)
                 break
@@ -852,12 +770,10 @@ class Journal:
         # The opening is complete: sectors before its tail are free.
         use = self._use
         sector = self._tail
-        while sector != tail and sector != old and sector != _NONE:
+        while sector != tail and sector != old:
             use[sector] = _FREE
             sector = self._after[sector]
-        if keep:
-            self._ends[old] = self._end
-        elif old != _NONE:
+        if prev != old:
             use[old] = _FREE
         if prev != _NONE:
             self._after[prev] = target
@@ -868,41 +784,35 @@ class Journal:
         self._tail = tail
         self._head = target
         self._chain = chain + 1
-        self._free = self.region.sectors - self._bad - self._chain
+        self._free = usable - chain - 1
         self._prev = prev
-        self._prev_end = prev_end
-        self._prev_seq = prev_seq
         self._first[target] = self.next_seq + self._continued
         self._erases = self._new_erases
         self._written_losses = self.damaged + self.dropped
         self._head_top = 0
         self._spoiled = False
         self._ahead = -1
-        self.worn = self.region.sectors - self._bad < 4
+        self.worn = usable < 4
         if held is not None:
             held.opened()
         return at
 
-    def _open_after_cut(self) -> None:
-        """After an unclean end, open a new sector: it repeats the recovered state before anything depends on that state."""
-        at = self._open(_STATE, 0, self.next_seq, b"", 0, 0, _FOR_STATE)
-        self._end = at + _RECORD
-
-    def _stage_header(self, seq: int, tail: int, prev: int, prev_end: int, prev_seq: int) -> int:
+    def _stage_header(self, sector: int, tail: int, prev: int) -> int:
         """Write a sector's header into `_out`; return its length."""
         out = self._out
         held = 0 if self._held is None else self._held.put_places(out)
-        size = self._sector_bytes
-        shift = 0
-        while size > 1:
-            size >>= 1
-            shift += 1
-        pack_into(START_FIELDS, out, 0, MAGIC, 2, 0xFD, shift, held | self._continued << 7, seq)
-        raw_copy(out, self._state, 12, 12, 0)
+        chained = prev != _NONE
         pack_into(
-            PLACE_FIELDS,
+            HEADER_FIELDS,
             out,
-            24,
+            0,
+            MAGIC,
+            2,
+            0xFD,
+            self._shift,
+            held | self._continued << 7,
+            self._seqs[sector],
+            self._state,
             self.next_seq + self._continued,
             self.floor,
             self.dropped,
@@ -912,10 +822,10 @@ class Journal:
             self.region.sectors,
             tail,
             prev,
-            prev_end,
-            prev_seq,
+            self._ends[prev] if chained else 0,
+            self._seqs[prev] if chained else 0,
+            self.note,
         )
-        raw_copy(out, self.note, 12, 60, 0)
         end = _HEADER + 4 * held
         raw_crc32(out, 0, end - 4, 0, end - 4, 1)
         return end

@@ -8,15 +8,17 @@ state.
 Recovery runs once per boot, and its module does not stay in memory. It does not search the bodies; `journal` does that later.
 """
 
+from array import array
 from struct import unpack_from
 
 from flashmqtt.compat import TYPE_CHECKING, const
-from flashmqtt.errors import FlashFailed, StoreCorrupt, StoreForeign, StoreWorn
+from flashmqtt.errors import FlashFailed, StoreCorrupt, StoreForeign, StoreWorn, UsageError
 from flashmqtt.fast import copy, is_blank, raw_crc32, raw_fill
 
-from .journal import MAGIC, PLACE_FIELDS, get_u16, get_u32, stage_record
+from .journal import HEADER_FIELDS, MAGIC
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any  # noqa: TID251
 
 # The format's numbers: see `journal`.
@@ -33,16 +35,86 @@ _TYPE = const(15)
 _MOUNT = const(0x40)
 _LAST = const(0x80)
 _NONE = const(0xFFFF)
+_WINDOW = const(32)
 _CHAINED = const(1)
+_FOR_STATE = const(1)
 _VOIDED = const(64)  # how many sector sequences a mount record makes void
+
+
+def prepare(journal: "Any", region: "Any", policy: int) -> None:
+    """Make the attributes of a journal on a blank region.
+
+    Raises:
+        UsageError: a journal can't be on such a region. StoreForeign: encrypted flash.
+    """
+    j = journal
+    size = region.sector_bytes
+    n = region.sectors
+    if _PAGE % region.page_bytes or size & (size - 1) or not 1024 <= size <= 0x8000 or not 4 <= n < _NONE:
+        raise UsageError("a journal needs pages of up to 256 bytes, 4 sectors or more of 1 to 32 KB")
+    if not region.reads_blank:
+        raise StoreForeign("no journal on encrypted flash")
+    j.region = region
+    j.policy = policy
+    j.on_drop = None
+    j.fresh = True
+    j.worn = j.closed = False
+    j.next_seq = j.low = j.floor = j.boot = 1
+    j.dropped = j.damaged = 0
+    j.note = bytearray(b"\xff" * 12)
+    j._state = bytearray(12)  # low, finished and marked, in the layout of every record
+    j._state[0] = 1
+    j._unsynced = j._unflushed = False  # are there changes for `sync`, for `flush`?
+    j._busy = False  # True during a write, and when closed
+    j._written_losses = 0  # dropped + damaged as written on flash
+    j._counts = bytearray(8)
+    # Sectors.
+    j._sector_bytes = size
+    j._shift = len(bin(size)) - 3
+    j._use = bytearray(n)
+    j._seqs = array("i", [0] * n)  # sector sequences: the seeds of the records' CRCs
+    j._first = array("i", [1] * n)  # the first message that begins in the sector or later
+    j._after = array("H", [_NONE] * n)  # the next sector on the chain
+    j._ends = array("H", [0] * n)  # where the sector's records end; the head's: `_end`
+    j._head = j._tail = j._prev = _NONE  # `_prev`: the sector before the head on the chain
+    j._end = j._ring_seq = j._erases = j._new_erases = 0
+    j._chain = j._bad = 0  # how many sectors
+    j.hold_limit = 128 if size >= 4096 else 40  # how many held messages an opening can list
+    j._reserve = 3 if n > 5 else 2  # free sectors after an outgoing message; the third is for inbound messages
+    j._free = n  # sectors that are neither on the chain nor bad
+    j._head_top = 0  # the sequence after the last message in the head
+    j._spoiled = False  # programming the head failed: use the next sector
+    j._ahead = -1  # a sector erased in advance
+    j._rotating = False  # is a sector being opened for held messages only?
+    # One page to read, one page to write.
+    j._page = bytearray(_PAGE)
+    j._page_at = -1
+    j._out = bytearray(b"\xff" * _PAGE)  # FF except for the bytes to program
+    j._offset_mask = max(region.page_bytes, 16) - 1  # the unit of programming, minus 1
+    j._views = {_PAGE: j._out}  # of `_out`, by length
+    j._skipped = 0  # the type of damaged bytes that were skipped before a whole record; 0: none
+    # The window: the places of bodies, by `sequence & 31`.
+    j._places = array("i", [0] * _WINDOW)
+    j._lengths = array("i", j._places)
+    j._located = 1  # the bodies of messages below this one were searched
+    j._cursor_sector = j._cursor_at = 0  # where the search for the next body begins
+    j._read_seq = 0  # the message that was read last
+    j._continued = 0  # 1: the next message is in pieces, and the first of them was written
+    j._pieces = None  # `pieces.Pieces`, from the first message in pieces on
+    j._held = None  # `held.Held`, from the first held message on
 
 
 class Recovery:
     """One mount of one journal."""
 
-    def __init__(self, journal: "Any") -> None:
+    def __init__(self, journal: "Any", region: "Any", policy: int, feed: "Callable[[], object] | None") -> None:
+        prepare(journal, region, policy)
+        if feed is not None:
+            from flashmqtt.flash.fed import FedRegion
+
+            journal.region = FedRegion(region, feed)
         self.j = journal
-        n = journal.region.sectors
+        n = region.sectors
         self._sectors = n
         self._prevs = [_NONE] * n  # from the headers, about the previous sector: its number, end, sequence
         self._prev_ends = [0] * n
@@ -74,8 +146,8 @@ class Recovery:
                     return
                 j._seqs[head] = 0  # valid in one reading and not in the next
                 head = self._newest()
+            j._ring_seq = 1
             self._check_foreign()
-            j._ring_seq = 0
         self._begin()
 
     # --- headers ---
@@ -89,21 +161,20 @@ class Recovery:
             end = _HEADER - 4 + 4 * (page[7] & 63)
             if is_blank(page, 0, _HEADER):
                 continue
-            self._shown[sector] = get_u32(page, 8)
-            if get_u32(page, 0) != get_u32(MAGIC, 0):
+            fields = unpack_from(HEADER_FIELDS, page)
+            self._shown[sector] = seq = fields[5]
+            if fields[0] != MAGIC:
                 continue
             self._magic = True
-            if page[4] ^ page[5] == 0xFF and page[4] != 2:
-                version = page[4]
+            if fields[1] ^ fields[2] == 0xFF and fields[1] != 2:
+                version = fields[1]
             elif end <= _PAGE - 4 and raw_crc32(page, 0, end, 0, end, 0):
-                if get_u16(page, 48) != self._sectors or 1 << page[6] != j._sector_bytes:
-                    raise StoreForeign("a journal of %d sectors of %d bytes" % (get_u16(page, 48), 1 << page[6]))
-                j._seqs[sector] = get_u32(page, 8)
-                j._first[sector] = get_u32(page, 24)
+                if fields[13] != self._sectors or fields[3] != j._shift:
+                    raise StoreForeign("a journal of %d sectors of %d bytes" % (fields[13], 1 << fields[3]))
+                j._seqs[sector] = seq
+                j._first[sector] = fields[7]
                 self._continued[sector] = page[7] >> 7
-                self._prevs[sector] = get_u16(page, 52)
-                self._prev_ends[sector] = get_u16(page, 54)
-                self._prev_seqs[sector] = get_u32(page, 56)
+                self._prevs[sector], self._prev_ends[sector], self._prev_seqs[sector] = fields[15:18]
         if version >= 0 and not any(j._seqs):
             raise StoreForeign("the journal on this flash has version %d, this code reads version 2" % version)
 
@@ -119,7 +190,7 @@ class Recovery:
                 break
             below = j._seqs[sector]
             j._ring_seq = max(j._ring_seq, below)
-            if not self._counts(sector):
+            if not self._scan(sector, 0):
                 j._seqs[sector] = 0  # an opening that was cut
                 continue
             asked += 1
@@ -143,19 +214,23 @@ class Recovery:
                 found = sector
         return found
 
-    def _counts(self, sector: int) -> "Any":
-        """Return whether a sector counts: it has a whole record that is written after the header. Count its mount records."""
+    def _scan(self, sector: int, at: int) -> int:
+        """Read the records of a sector; return how many make it count: those that were written after the header.
+
+        Count its mount records, and keep the last record.
+        """
         j = self.j
-        at = 0
-        counts = False
-        self._mounts = self._ends_clean = 0
+        counts = self._mounts = self._ends_clean = 0
         while j._find(sector, at, j._sector_bytes):
-            at = j._at + j._size
+            at = self._end = j._record_end
+            self._last_at = j._at
+            copy(self._last, 0, j._page, j._at & 255, _RECORD + j._length)
             state = j._kind & _TYPE == _STATE
-            counts = counts or state or not j._kind & _MOUNT
             self._ends_clean = state and j._kind & _LAST
             if state and j._kind & _MOUNT:
                 self._mounts += 1
+            if state or not j._kind & _MOUNT:
+                counts += 1
         return counts
 
     # --- the head ---
@@ -163,26 +238,22 @@ class Recovery:
     def _go_on(self, head: int) -> None:
         j = self.j
         page = self._header
-        first, j.floor, j.dropped, j.damaged, j.boot, j._erases, _, tail = unpack_from(PLACE_FIELDS, page, 24)[:8]
+        fields = unpack_from(HEADER_FIELDS, page)
+        first, j.floor, j.dropped, j.damaged, j.boot, j._erases, _, tail = fields[7:15]
         j.next_seq = first - (page[7] >> 7)
         copy(j._state, 0, page, 12, 12)
         copy(j.note, 0, page, 60, 12)
-        places = [
-            get_u16(page, at) * j._sector_bytes + 4 * get_u16(page, at + 2)
-            for at in range(72, 72 + 4 * (page[7] & 63), 4)
-        ]
         j._head = head
-        j._prev = self._prevs[head]
-        j._prev_end = self._prev_ends[head]
-        j._prev_seq = self._prev_seqs[head]
+        j._end = self._end
         self._chain(head, tail)
-        self._take_places(places)
+        self._take_places(page, 72, page[7] & 63)
         boot = j.boot
-        clean = self._replay(head)
+        clean = self._apply(head, 0, j._end)
+        j._written_losses = j.dropped + j.damaged
         j._ring_seq = max(j._ring_seq, j._seqs[head] + _VOIDED * (j.boot - boot))
         self._rescue(head)
         self._list_held()
-        j.low = get_u32(j._state, 0)
+        j.low = unpack_from("<I", j._state)[0]
         j.next_seq = max(j.next_seq, j.low)
         j._advance()
         j.fresh = j.next_seq == 1 and not self._places and is_blank(j.note, 0, 12)
@@ -193,82 +264,99 @@ class Recovery:
         # A mount record that a power cut interrupted may read as whole later. So the new sector's sequence must be above all
         # sequences that this record would make void.
         j._ring_seq = max(j._ring_seq, self._void_to)
+        # The new sector repeats the recovered state before anything depends on that state.
         try:
-            j._open_after_cut()
+            j._end = j._open(_STATE, 0, j.next_seq, b"", 0, 0, _FOR_STATE) + _RECORD
         except StoreWorn:
             j.worn = True
 
-    def _replay(self, head: int) -> "Any":
-        """Apply the head's records; return whether the last one is a clean end."""
+    def _apply(self, sector: int, at: int, end: int) -> "Any":
+        """Apply the head's records; return whether the last one is a clean end.
+
+        Or apply those of a newer sector whose header is damaged, except for its messages.
+        """
         j = self.j
-        at = 0
+        page = j._page
+        head = sector == j._head
         clean = False
         begun: "dict[Any, Any]" = {}  # key: (place, pieces) of held messages
         j._skipped = 0
-        while j._find(head, at, self._end):
-            at = j._at + j._size
-            page = j._page
+        while j._find(sector, at, end):
+            at = j._record_end
             body = (j._at & 255) + _RECORD
-            kind = j._kind & _TYPE
+            n = j._length
+            key = j._key
+            seq = j._seq
+            flags = j._kind
+            kind = flags & _TYPE
+            carried = flags & _MOUNT and kind != _STATE  # it is listed in the header or in a list
+            if carried and not head:
+                continue
             copy(j._state, 0, page, body - 12, 12)
             clean = False
             if j._skipped:
-                j.damaged += len(begun) or j._skipped == _HELD
+                if head:
+                    j.damaged += len(begun) or j._skipped == _HELD
                 begun = {}
                 j._skipped = 0
             if kind == _MESSAGE:
-                j._head_top = j._seq + 1
-                if j._kind & _LAST:
-                    j.next_seq = max(j.next_seq, j._seq + 1)
-            elif kind == _HELD:
-                self._in_head = True
-                if j._kind & _MOUNT:  # carried: it is listed in the header or in a list
+                if head:
+                    j._head_top = seq + 1
+                if flags & _LAST:
+                    seq += 1
+                elif head:
                     continue
-                if not j._seq:
-                    begun[j._key] = head * j._sector_bytes + j._at, 0
-                place, piece = begun.get(j._key, (0, -1))
-                if piece != j._seq:
-                    begun.pop(j._key, None)
-                elif j._kind & _LAST:
-                    self._places.append((j._key, place))
+                j.next_seq = max(j.next_seq, seq)
+            elif kind == _HELD:
+                if not head:
+                    j.damaged += not seq
+                    continue
+                self._in_head = True
+                if carried:
+                    continue
+                if not seq:
+                    begun[key] = sector * j._sector_bytes + j._at, 0
+                place, piece = begun.get(key, (0, -1))
+                if piece != seq:
+                    begun.pop(key, None)
+                elif flags & _LAST:
+                    self._places.append((key, place))
                 else:
-                    begun[j._key] = place, piece + 1
+                    begun[key] = place, piece + 1
             else:
-                j.next_seq = max(j.next_seq, j._seq)
-                if kind == _STATE:
-                    clean = j._kind & _LAST != 0
-                    if j._kind & _MOUNT:
-                        j.boot += 1
-                    if j._length == 8:
-                        j.dropped = get_u32(page, body)
-                        j.damaged = get_u32(page, body + 4)
-                elif kind == _LIST:
-                    self._take_places(
-                        [
-                            get_u16(page, i) * j._sector_bytes + 4 * get_u16(page, i + 2)
-                            for i in range(body, body + j._length, 4)
-                        ]
-                    )
+                j.next_seq = max(j.next_seq, seq)
+                if kind == _LIST:
+                    self._take_places(page, body, n >> 2)
                 elif kind == _RELEASED:
-                    for i in range(body, body + j._length, 2):
-                        self._forget(get_u16(page, i))
+                    for key in unpack_from("<%dH" % (n >> 1), page, body):
+                        self._places = [held for held in self._places if held[0] != key]
                 elif kind == _NOTE:
                     copy(j.note, 0, page, body, 12)
-        j._end = at
-        j._written_losses = j.dropped + j.damaged
+                elif head:
+                    clean = flags & _LAST != 0
+                    if flags & _MOUNT:
+                        j.boot += 1
+                    if n == 8:
+                        j.dropped, j.damaged = unpack_from("<2I", page, body)
         return clean
 
-    def _take_places(self, places: "Any") -> None:
-        """Add the held messages that an opening lists."""
-        for place in places:
-            key = self._key_at(place)
-            if key:
-                self._places.append((key, place))
+    def _take_places(self, page: "bytes | bytearray | memoryview", at: int, n: int) -> None:
+        """Add the held messages that a header or a list names."""
+        j = self.j
+        parts = unpack_from("<%dH" % (2 * n), page, at)
+        for i in range(0, 2 * n, 2):
+            sector = parts[i]
+            at = 4 * parts[i + 1]
+            if (
+                sector < self._sectors
+                and j._use[sector] == _CHAINED
+                and j._look(sector, at)
+                and j._kind & _TYPE == _HELD
+                and not j._seq
+            ):
+                self._places.append((j._key, sector * j._sector_bytes + at))
             else:
-                self.j.damaged += 1
-
-    def _forget(self, key: int) -> None:
-        self._places = [held for held in self._places if held[0] != key]
+                j.damaged += 1
 
     def _confirm(self, head: int) -> bool:
         """Program the header and the last whole record again, with bytes whose CRC was right, so that they read reliably.
@@ -281,14 +369,7 @@ class Recovery:
         end = _HEADER - 4 + 4 * (page[7] & 63)
         if end > _PAGE - 4 or not raw_crc32(page, 0, end, 0, end, 0):
             return False
-        counts = False
-        self._end = end + 4
-        while j._find(head, self._end, j._sector_bytes):
-            self._last_at = j._at
-            self._end = j._at + j._size
-            copy(self._last, 0, j._page, j._at & 255, _RECORD + j._length)
-            counts = counts or j._kind & _TYPE == _STATE or not j._kind & _MOUNT
-        if not counts:
+        if not self._scan(head, end + 4):
             return False
         for at in 0, self._last_at:
             i = at & 255
@@ -308,22 +389,25 @@ class Recovery:
         """Link the sectors from the head back to the tail; a damaged header loses only its own sector."""
         j = self.j
         sector = head
-        j._use[head] = _CHAINED
-        j._chain = 1
-        while sector != tail:
+        while True:
+            j._use[sector] = _CHAINED
+            j._chain += 1
+            if sector == tail:
+                break
             before = self._prevs[sector]
-            linked = before < self._sectors and 0 < j._seqs[before] == self._prev_seqs[sector]
-            if not linked:
+            end = self._prev_ends[sector]
+            if before >= self._sectors or not 0 < j._seqs[before] == self._prev_seqs[sector]:
+                end = j._sector_bytes
                 before = self._highest(self._prev_seqs[sector]) if j._first[sector] > j.floor else -1
                 if before < 0:
                     break
-            j._use[before] = _CHAINED
             j._after[before] = sector
-            j._ends[before] = self._prev_ends[sector] if linked else j._sector_bytes
-            j._chain += 1
+            j._ends[before] = end
+            if sector == head:
+                j._prev = before
             sector = before
         j._tail = sector
-        j._free = self._sectors - j._chain
+        j._free -= j._chain
 
     def _rescue(self, head: int) -> None:
         """Use the records of a sector newer than the head whose header is damaged: they have the last sequences.
@@ -331,72 +415,24 @@ class Recovery:
         An interrupted opening leaves one record at most, so the sector must have two.
         """
         j = self.j
-        size = j._sector_bytes
         for sector in range(self._sectors):
             if j._use[sector] or j._seqs[sector] or self._shown[sector] < 0:
                 continue  # no header was ever written there
             for seq in self._shown[sector], j._seqs[head] + 1, j._ring_seq + 1:
-                if seq <= j._seqs[head] or seq > 0x3FFFFFFF:
+                if not j._seqs[head] < seq <= 0x3FFFFFFF:
                     continue
                 j._seqs[sector] = seq
-                start = _HEADER
+                at = _HEADER
                 # Search the first record: the header's length may be damaged, too.
-                while start < _PAGE and not j._look(sector, start):
-                    start += 4
-                if self._count_records(sector, start) > 1:
+                while at < _PAGE and not j._look(sector, at):
+                    at += 4
+                if self._scan(sector, at) > 1:
                     j._ring_seq = max(j._ring_seq, seq)
-                    at = start
-                    while j._find(sector, at, size):
-                        at = j._at + j._size
-                        self._take_rescued()
-                    j._seqs[sector] = 0
+                    self._apply(sector, at, j._sector_bytes)
                     break
-                j._seqs[sector] = 0
-
-    def _count_records(self, sector: int, at: int) -> int:
-        j = self.j
-        n = 0
-        while j._find(sector, at, j._sector_bytes):
-            at = j._at + j._size
-            if j._kind & _TYPE == _STATE or not j._kind & _MOUNT:
-                n += 1
-        return n
-
-    def _take_rescued(self) -> None:
-        """Apply a record, except for its message."""
-        j = self.j
-        body = (j._at & 255) + _RECORD
-        kind = j._kind & _TYPE
-        if j._kind & _MOUNT and kind != _STATE:
-            return  # carried
-        copy(j._state, 0, j._page, body - 12, 12)
-        if kind == _MESSAGE:
-            j.next_seq = max(j.next_seq, j._seq + (j._kind >> 7))
-        elif kind != _HELD:
-            j.next_seq = max(j.next_seq, j._seq)
-        elif not j._seq:
-            j.damaged += 1
-        if kind == _RELEASED:
-            for i in range(body, body + j._length, 2):
-                self._forget(get_u16(j._page, i))
-        elif kind == _NOTE:
-            copy(j.note, 0, j._page, body, 12)
+            j._seqs[sector] = 0
 
     # --- held messages ---
-
-    def _key_at(self, place: int) -> "Any":
-        """Return the key of the held message that begins at a place, 0 if there is none."""
-        j = self.j
-        sector = place // j._sector_bytes
-        if (
-            sector < self._sectors
-            and j._use[sector] == _CHAINED
-            and j._look(sector, place % j._sector_bytes)
-            and j._kind & _TYPE == _HELD
-            and not j._seq
-        ):
-            return j._key
-        return 0
 
     def _list_held(self) -> None:
         """List the held messages that are complete."""
@@ -414,7 +450,7 @@ class Recovery:
             j._skipped = 0
             while j._next(sector, at) and not j._skipped:
                 sector = j._sector
-                at = j._at + j._size
+                at = j._record_end
                 if j._kind & _TYPE == _HELD and j._key == key:
                     if j._seq != piece:
                         j._skipped = 1
@@ -451,7 +487,7 @@ class Recovery:
         at = 0
         while j._next(sector, at):
             sector = j._sector
-            at = j._at + j._size
+            at = j._record_end
             if j._kind & _TYPE == _MESSAGE and j._seq >= seq:
                 if j._seq > seq or (j._kind & _LAST and j._key):
                     return False
@@ -470,18 +506,14 @@ class Recovery:
         i = at & 255
         start = i & j._offset_mask
         place = j._head * j._sector_bytes + at - i
-        # An interrupted earlier attempt may have programmed some of the same bits.
-        stage_record(j._out, start, j._seqs[j._head], _STATE | _MOUNT, 0, j.next_seq, j._state, b"", 0, 0)
-        j._load(place)
-        for k in range(_RECORD):
-            if j._page[i + k] & j._out[start + k] != j._out[start + k]:
-                raw_fill(j._out, _RECORD, 0xFF, start)
-                return False
+        j._stage(start, j._head, _STATE | _MOUNT, 0, j.next_seq, b"", 0, 0)
+        if not self._may_become(place, i, start, _RECORD):
+            raw_fill(j._out, _RECORD, 0xFF, start)
+            return False
         try:
             j._program(place + i - start, start, _RECORD, True)
         except FlashFailed:
             return False
-        j._page_at = -1
         if not j._look(j._head, at):
             return False
         j._end = at + _RECORD
@@ -489,33 +521,37 @@ class Recovery:
         j.boot += 1
         return True
 
+    def _may_become(self, place: int, i: int, start: int, n: int) -> bool:
+        """Return whether n bytes of a page from i on have only such bits cleared as the staged bytes have."""
+        j = self.j
+        j._load(place)
+        return all([j._page[i + k] & j._out[start + k] == j._out[start + k] for k in range(n)])
+
     # --- an empty region ---
 
     def _begin(self) -> None:
         """Write the first header and record: always the same bytes, so that an interrupted attempt can be repeated."""
         j = self.j
-        seq = j._ring_seq = j._ring_seq + 1
-        j.boot = 1
-        j.fresh = True
         for sector in range(self._sectors):
             if j._use[sector]:
                 continue
-            j._seqs[sector] = seq
+            place = sector * j._sector_bytes
+            j._seqs[sector] = j._ring_seq
             try:
-                end = j._stage_header(seq, sector, _NONE, 0, 0)
-                j._program(sector * j._sector_bytes, 0, end, True)
-                j._put(sector, end, _STATE, 0, 1, b"", 0, 0, True)
+                end = j._stage_header(sector, sector, _NONE)
+                j._program(place, 0, end, True)
+                i = end & j._offset_mask
+                j._stage(i, sector, _STATE, 0, 1, b"", 0, 0)
+                j._program(place + end - i, i, _RECORD, True)
             except FlashFailed:
                 pass
-            j._load(sector * j._sector_bytes)
+            j._load(place)
             if raw_crc32(j._page, 0, _HEADER - 4, 0, _HEADER - 4, 0) and j._look(sector, _HEADER):
                 j._head = j._tail = j._cursor_sector = sector
                 j._end = j._cursor_at = _HEADER + _RECORD
                 j._use[sector] = _CHAINED
                 j._chain = 1
                 j._free -= 1
-                j._first[sector] = 1
-                j._prev = _NONE
                 return
             j._retire(sector)
         raise StoreWorn("no sector takes a program")
@@ -523,25 +559,18 @@ class Recovery:
     def _check_foreign(self) -> None:
         """Raise unless the region is blank, or has only the bytes of an interrupted first mount."""
         j = self.j
-        first = bytearray(_PAGE)
-        j.boot = 1
         for sector in range(self._sectors):
             j._seqs[sector] = 1
-            n = j._stage_header(1, sector, _NONE, 0, 0)
-            stage_record(j._out, n, 1, _STATE, 0, 1, j._state, b"", 0, 0)
+            n = j._stage_header(sector, sector, _NONE)
+            j._stage(n, sector, _STATE, 0, 1, b"", 0, 0)
             n += _RECORD
-            copy(first, 0, j._out, 0, n)
-            raw_fill(j._out, n, 0xFF, 0)
             for at in range(0, j._sector_bytes, _PAGE):
-                j._load(sector * j._sector_bytes + at)
-                page = j._page
-                if is_blank(page, n if at == 0 else 0, _PAGE) and (
-                    at or all([page[i] & first[i] == first[i] for i in range(n)])
-                ):
-                    continue
-                if self._magic:
-                    raise StoreCorrupt("no sector of this journal can be read")
-                raise StoreForeign("sector %d, offset %d: not a journal, and not blank" % (sector, at))
+                place = sector * j._sector_bytes + at
+                if not self._may_become(place, 0, 0, 0 if at else n) or not is_blank(j._page, 0 if at else n, _PAGE):
+                    if self._magic:
+                        raise StoreCorrupt("no sector of this journal can be read")
+                    raise StoreForeign("sector %d, offset %d: not a journal, and not blank" % (sector, at))
+            raw_fill(j._out, n, 0xFF, 0)
 
     def _wipe(self) -> None:
         """Erase the region. If a sector can't be erased, the new sequences continue after the sequence in its header."""
@@ -556,6 +585,4 @@ class Recovery:
             self._read_headers()
         except StoreForeign:
             pass
-        j._ring_seq = max(j._seqs)
-        for sector in range(self._sectors):
-            j._seqs[sector] = 0
+        j._ring_seq = max(j._seqs) + 1
