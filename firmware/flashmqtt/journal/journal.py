@@ -19,10 +19,8 @@ from flashmqtt.compat import TYPE_CHECKING, const
 from flashmqtt.errors import (
     FlashFailed,
     StoreCorrupt,
-    StoreError,
     StoreFull,
     StoreWorn,
-    UsageError,
 )
 from flashmqtt.fast import raw_copy, raw_crc32, raw_fill
 
@@ -158,13 +156,13 @@ class Journal:
                 return 0
             pieces.extend(buf, length)
             return pieces.commit()
-        if not 0 < length <= len(buf):
-            raise UsageError("%d bytes of %d" % (length, len(buf)))
+        if not 0 < length <= len(buf) or self.next_seq >= _SEQUENCE_LIMIT:
+            from .faults import refuse_length
+
+            refuse_length(self, length, buf)
         if self._pieces is not None and not self._busy:
             self._pieces.abandon()
         seq = self.next_seq
-        if seq >= _SEQUENCE_LIMIT:
-            raise StoreError("every sequence is used: call format()")
         try:
             place = self._write(_MESSAGE | _LAST, 0, seq, buf, 0, length, self._reserve)
         except StoreFull:
@@ -227,10 +225,9 @@ class Journal:
             UsageError: the message has no such bytes. StoreCorrupt: it can't be read any more; `length` is 0 from now on.
         """
         if offset < 0 or n < 0 or offset + n > self.length(seq) or not 0 <= at <= len(buf) - n:
-            raise UsageError(
-                "read: %d bytes from %d: the message has %d, the buffer %d"
-                % (n, offset, self.length(seq), len(buf) - at)
-            )
+            from .faults import refuse_read
+
+            refuse_read(self, seq, offset, buf, at, n)
         if seq != self._read_seq or offset < self._read_from:
             self._begin_read(seq, self._places[seq & 31])
         if not self._copy_pieces(_MESSAGE, seq, offset, buf, at, n):
@@ -330,7 +327,9 @@ class Journal:
         return self._state[8 + (seq >> 3 & 3)] & 1 << (seq & 7) != 0
 
     def _outside(self, seq: int) -> None:
-        raise UsageError("%d is not in the window from %d" % (seq, self.low))
+        from .faults import refuse_outside
+
+        refuse_outside(self, seq)
 
     # --- held messages: implemented in `held.py` ---
 
@@ -406,7 +405,9 @@ class Journal:
     def write_note(self, note: "bytes | bytearray | memoryview") -> None:
         """Store the session's note, 12 bytes, durably."""
         if len(note) != 12:
-            raise UsageError("a note has 12 bytes")
+            from .faults import refuse_note
+
+            refuse_note()
         raw_copy(self.note, note, 12, 0, 0)
         self._write(_NOTE, 0, self.next_seq, self.note, 0, 12, _FOR_STATE)
 
@@ -517,24 +518,13 @@ class Journal:
         while at < end:
             if self._look(sector, at):
                 return True
-            # Skip a damaged record: try its length field, as it is and with each single bit flipped. Else try the next page.
             i = at & 255
             page = self._page
-            written = 0
-            for j in range(i + 4, i + 8 if i <= _PAGE - _RECORD else 0):
-                if page[j] != 0xFF:
-                    written += 1
-            if written > 1:
-                message = page[i + 5] & _TYPE == _MESSAGE or not page[i + 6] | page[i + 7]
-                # Even if its type is damaged: only a held message has a key.
-                self._skipped = _MESSAGE if message else _HELD
-                n = page[i + 4]
-                bit = 256
-                while bit:
-                    size = (_RECORD + 3 + (n ^ bit & 255)) & -4
-                    if i + size <= _PAGE - _RECORD and self._look(sector, at + size):
-                        return True
-                    bit >>= 1
+            if i <= _PAGE - _RECORD and page[i + 4] & page[i + 5] & page[i + 6] & page[i + 7] != 0xFF:
+                from .faults import skip
+
+                if skip(self, sector, at):
+                    return True
             at += _PAGE - i
         return False
 
@@ -595,10 +585,11 @@ class Journal:
     # --- writing ---
 
     def _guard(self) -> None:
-        if self.closed:
-            raise UsageError("closed: only the next mount may write")
+        """Refuse a write from a callback, and after `close`."""
         if self._busy:
-            raise UsageError("called from a callback (a timer?) during another call of this store")
+            from .faults import refuse_write
+
+            refuse_write(self)
 
     def _write(
         self, kind: int, key: int, seq: int, buf: "bytes | bytearray | memoryview", start: int, n: int, need: int

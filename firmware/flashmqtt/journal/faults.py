@@ -1,0 +1,71 @@
+"""What a correct program on sound flash never needs: the errors of wrong calls, and the search behind damaged bytes.
+
+FORMAT.md, "Damage". This module is loaded when such a thing happens.
+"""
+
+from flashmqtt.compat import TYPE_CHECKING, const
+from flashmqtt.errors import StoreError, UsageError
+
+if TYPE_CHECKING:
+    from typing import Any  # noqa: TID251
+
+_PAGE = const(256)
+_RECORD = const(24)
+_MESSAGE = const(1)
+_HELD = const(2)
+_TYPE = const(15)
+_SEQUENCE_LIMIT = const(0x3FFFFFFF)
+
+
+def refuse_write(journal: "Any") -> None:
+    """Refuse a write now."""
+    if journal.closed:
+        raise UsageError("closed: only the next mount may write")
+    raise UsageError("called from a callback (a timer?) during another call of this store")
+
+
+def refuse_length(journal: "Any", length: int, buf: "bytes | bytearray | memoryview") -> None:
+    """Refuse a message."""
+    if journal.next_seq >= _SEQUENCE_LIMIT:
+        raise StoreError("every sequence is used: call format()")
+    raise UsageError("%d bytes of %d" % (length, len(buf)))
+
+
+def refuse_read(journal: "Any", seq: int, offset: int, buf: "bytes | bytearray | memoryview", at: int, n: int) -> None:
+    """Refuse to read bytes that a message, or its buffer, does not have."""
+    raise UsageError(
+        "read: %d bytes from %d: the message has %d, the buffer %d" % (n, offset, journal.length(seq), len(buf) - at)
+    )
+
+
+def refuse_outside(journal: "Any", seq: int) -> None:
+    """Refuse a message outside the window."""
+    raise UsageError("%d is not in the window from %d" % (seq, journal.low))
+
+
+def refuse_note() -> None:
+    """Refuse a note of the wrong length."""
+    raise UsageError("a note has 12 bytes")
+
+
+def skip(journal: "Any", sector: int, at: int) -> bool:
+    """Read the record after damaged bytes in the loaded page, and note the damage.
+
+    Try the damaged record's length field, as it is and with each single bit flipped; return False if the next record in this page
+    is not there.
+    """
+    i = at & 255
+    page = journal._page
+    if len([j for j in range(i + 4, i + 8) if page[j] != 0xFF]) < 2:
+        return False  # nothing was written
+    message = page[i + 5] & _TYPE == _MESSAGE or not page[i + 6] | page[i + 7]
+    # Even if its type is damaged: only a held message has a key.
+    journal._skipped = _MESSAGE if message else _HELD
+    n = page[i + 4]
+    bit = 256
+    while bit:
+        size = (_RECORD + 3 + (n ^ bit & 255)) & -4
+        if i + size <= _PAGE - _RECORD and journal._look(sector, at + size):
+            return True
+        bit >>= 1
+    return False
