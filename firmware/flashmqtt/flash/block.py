@@ -86,13 +86,12 @@ class BlockRegion(Region):
         if at + n <= size:
             self._raw(self._block(offset // size), buf, at)
             return
-        done = 0
         view = memoryview(buf)
-        while done < n:
-            part = min(n - done, size - offset % size)
-            self._raw(self._block(offset // size), view[done : done + part], offset % size)
-            done += part
-            offset += part
+        while view:
+            at = offset % size
+            self._raw(self._block(offset // size), view[: size - at], at)
+            view = view[size - at :]
+            offset += size - at
 
     def program(self, offset: int, buf: "bytes | bytearray | memoryview", again: bool = False) -> None:
         """Clear bits; see `region`."""
@@ -117,8 +116,8 @@ class BlockRegion(Region):
                 device.readblocks(block, before, window)
                 if not raw_run(before, buf, n if n < 256 else 256, at - window, 0, 1):
                     self._not_blank(offset)
-                if n > 256:
-                    self._check_blank(block, at, n, offset)
+                if n > 256 and not self._blank_from(block, at + 256, at + n):
+                    self._not_blank(offset)
             device.writeblocks(block, buf, at)
             if not again:
                 after = self._after
@@ -141,24 +140,15 @@ class BlockRegion(Region):
         block = self._block(sector)
         error: object = "read-back differs"
         try:
-            if not self._device.ioctl(6, block) and (not self.reads_blank or self._is_blank(block)):
+            if not self._device.ioctl(6, block) and (
+                not self.reads_blank or self._blank_from(block, 0, self.sector_bytes)
+            ):
                 return
         except OSError as refused:
             error = refused
         self._fail("erase", sector * self.sector_bytes, error)
 
     # Reads use windows of 256 bytes that end inside the sector: a shorter read needs a slice, which allocates.
-
-    def _check_blank(self, block: int, at: int, n: int, offset: int) -> None:
-        """Check that everything beyond the first 256 bytes is blank."""
-        done = 256
-        while done < n:
-            window = min(at + done, self.sector_bytes - 256)
-            self._raw(block, self._after, window)
-            start = at + done - window
-            if not is_blank(self._after, start, start + min(n - done, 256)):
-                self._not_blank(offset)
-            done += 256
 
     def _verified(self, block: int, at: int, buf: "bytes | bytearray | memoryview", n: int) -> bool:
         """Return whether everything beyond the first 256 bytes reads back as written."""
@@ -172,12 +162,12 @@ class BlockRegion(Region):
             done += 256
         return True
 
-    def _is_blank(self, block: int) -> bool:
-        at = 0
-        while at < self.sector_bytes:
+    def _blank_from(self, block: int, at: int, end: int) -> bool:
+        """Return whether a block is blank between two offsets."""
+        while at < end:
             window = min(at, self.sector_bytes - 256)
             self._raw(block, self._after, window)
-            if not is_blank(self._after, 0, 256):
+            if not is_blank(self._after, at - window, min(end - window, 256)):
                 return False
             at += 256
         return True
