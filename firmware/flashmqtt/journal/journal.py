@@ -106,7 +106,7 @@ class Journal:
         _views: "dict[int, Any]" = {}
         _unsynced = _unflushed = _busy = _spoiled = _keep_head = _rotating = False
         _written_losses = _sector_bytes = _shift = _bad = _chain = _free = _reserve = _continued = 0
-        _head = _head_top = _tail = _prev = _end = _ring_seq = _erases = _new_erases = _ahead = _new_tail = 0
+        wear = _head = _head_top = _tail = _prev = _end = _ring_seq = _new_erases = _ahead = _new_tail = 0
         _page_at = _offset_mask = _located = _cursor_sector = _cursor_at = 0
         _sector = _at = _record_end = _length = _kind = _key = _seq = _skipped = 0
         _read_seq = _read_from = _read_place = _read_piece = 0
@@ -130,8 +130,6 @@ class Journal:
         """Return a computed attribute. (A property in the class would make every attribute store ten times as slow.)"""
         if name == "stored":
             return self.next_seq - 1
-        if name == "wear":
-            return self._erases
         if name == "waiting":
             n = self.next_seq - self.low
             for seq in range(self.low + 1, min(self.next_seq, self.low + _WINDOW)):
@@ -690,12 +688,12 @@ class Journal:
             if sector == self._ahead:
                 return
             if self._use[sector] == _FREE:
-                # The erase count is in the old header; without a whole header, assume the count of the head.
+                # The erase count (below 2^24) is in the old header; without a whole header, assume the count of the head.
                 self._load(sector * self._sector_bytes)
                 page = self._page
                 end = _HEADER - 4 + 4 * (page[7] & 63)
                 whole = page[0] == 0x66 and end < _PAGE and raw_crc32(page, 0, end, 0, end, 0)
-                self._new_erases = 1 + (page[44] | page[45] << 8 | page[46] << 16) if whole else self._erases
+                self._new_erases = 1 + (page[44] | page[45] << 8 | page[46] << 16) if whole else self.wear
                 self._page_at = -1
                 try:
                     self.region.erase(sector)
@@ -778,7 +776,7 @@ class Journal:
         self._free = usable - chain - 1
         self._prev = prev
         self._first[target] = self.next_seq + self._continued
-        self._erases = self._new_erases
+        self.wear = self._new_erases
         self._written_losses = self.damaged + self.dropped
         self._head_top = 0
         self._spoiled = False

@@ -77,7 +77,7 @@ def prepare(journal: "Any", region: "Any", policy: int) -> None:
     j._after = array("H", [_NONE] * n)  # the next sector on the chain
     j._ends = array("H", [0] * n)  # where the sector's records end; the head's: `_end`
     j._head = j._tail = j._prev = _NONE  # `_prev`: the sector before the head on the chain
-    j._end = j._ring_seq = j._erases = j._new_erases = 0
+    j._end = j._ring_seq = j.wear = j._new_erases = 0  # `_new_erases`: of the sector that was erased in advance
     j._chain = j._bad = 0  # how many sectors
     j.hold_limit = 128 if size >= 4096 else 40  # how many held messages an opening can list
     j._reserve = 3 if n > 5 else 2  # free sectors after an outgoing message; the third is for inbound messages
@@ -239,7 +239,7 @@ class Recovery:
         j = self.j
         page = self._header
         fields = unpack_from(HEADER_FIELDS, page)
-        first, j.floor, j.dropped, j.damaged, j.boot, j._erases, _, tail = fields[7:15]
+        first, j.floor, j.dropped, j.damaged, j.boot, j.wear, _, tail = fields[7:15]
         j.next_seq = first - (page[7] >> 7)
         copy(j._state, 0, page, 12, 12)
         copy(j.note, 0, page, 60, 12)
