@@ -89,11 +89,11 @@ class Held:
             raise UsageError("%d bytes of %d" % (length, len(buf)))
         self._prepare(key, length)
         try:
-            self._write(key, buf, length)
+            for done in range(0, length, _BODY_MAX):
+                self._write(key, done, buf, done, min(length - done, _BODY_MAX), length)
         except StoreError:
             self.remove(key)
             raise
-        self._journal.fresh = False
 
     def _prepare(self, key: int, length: int) -> None:
         """Check that a message can be written."""
@@ -138,18 +138,11 @@ class Held:
             done = self._begun_done
             left = self._begun_length - done - fill
             if fill == _BODY_MAX or left <= 0:
-                key = self._begun
-                place = self._journal._write(
-                    _HELD if left > 0 else _HELD | _LAST, key, done // _BODY_MAX, piece, 0, fill, _FOR_HELD
-                )
-                if not done:
-                    self.add(key, place, self._begun_length)
-                self.in_head = True
+                self._write(self._begun, done, piece, 0, fill, self._begun_length)
                 self._begun_done = done + fill
                 self._begun_fill = 0
                 if left <= 0:
                     self._begun = 0
-                    self._journal.fresh = False
 
     def abandon(self) -> None:
         """Discard an incomplete message."""
@@ -158,19 +151,18 @@ class Held:
         if key and self._find(key) >= 0:
             self.discard(key)
 
-    def _write(self, key: int, buf: "bytes | bytearray | memoryview", length: int) -> None:
-        """Write all pieces. After the first piece the message is listed, so that its sector stays on the chain."""
-        done = piece = 0
-        while done < length:
-            n = min(length - done, _BODY_MAX)
-            at = self._journal._write(
-                _HELD if done + n < length else _HELD | _LAST, key, piece, buf, done, n, _FOR_HELD
-            )
-            if not piece:
-                self.add(key, at, length)
-            self.in_head = True
-            piece += 1
-            done += n
+    def _write(
+        self, key: int, done: int, buf: "bytes | bytearray | memoryview", start: int, n: int, length: int
+    ) -> None:
+        """Write a piece. After the first one the message is listed, so that its sector stays on the chain."""
+        last = done + n >= length
+        kind = _HELD | _LAST if last else _HELD
+        place = self._journal._write(kind, key, done // _BODY_MAX, buf, start, n, _FOR_HELD)
+        if not done:
+            self.add(key, place, length)
+        self.in_head = True
+        if last:
+            self._journal.fresh = False
 
     def add(self, key: int, place: int, length: int) -> None:
         """List a message; it replaces an older one with the same key."""
