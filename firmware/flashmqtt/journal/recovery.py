@@ -217,14 +217,16 @@ class Recovery:
     def _scan(self, sector: int, at: int) -> int:
         """Read the records of a sector; return how many make it count: those that were written after the header.
 
-        Count its mount records, and keep the last record.
+        Count its mount records. If `at` is not 0, keep the last record.
         """
         j = self.j
+        keep = at
         counts = self._mounts = self._ends_clean = 0
         while j._find(sector, at, j._sector_bytes):
             at = self._end = j._record_end
             self._last_at = j._at
-            copy(self._last, 0, j._page, j._at & 255, _RECORD + j._length)
+            if keep:
+                copy(self._last, 0, j._page, j._at & 255, _RECORD + j._length)
             state = j._kind & _TYPE == _STATE
             self._ends_clean = state and j._kind & _LAST
             if state and j._kind & _MOUNT:
