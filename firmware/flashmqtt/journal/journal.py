@@ -8,6 +8,9 @@ is a checkpoint: recovery reads all headers and one sector.
 The guarantee: when `append`, `commit`, `hold`, `write_note` or `sync` returns, its write survives a power cut at any later
 moment. `finish` becomes durable with any later write, or with `flush`.
 
+Loaded when first needed: messages of more than one record (`pieces.py`), a full journal (`room.py`), held messages (`held.py`),
+wrong calls and damaged bytes (`faults.py`). Recovery (`recovery.py`) is unloaded after the mount.
+
 The journal knows no MQTT: a message is bytes, a mark is a bit, a key is a number.
 """
 
@@ -145,7 +148,7 @@ class Journal:
 
         Raises:
             UsageError: no bytes, or more than buf has; or a callback called this during another write.
-            StoreFull: no room, and the policy is to refuse; or the message is too long for the whole store.
+            StoreFull: no room, and the policy is to refuse; or the message is too long for the whole store; or no memory.
             StoreWorn: too few sectors work. StoreError: all 2^30 sequence numbers are used.
         """
         if length > _BODY_MAX:
@@ -728,8 +731,10 @@ class Journal:
             if message and usable - chain <= need:
                 chain = self._chain_from(True)
             if usable - chain <= need:
-                from .room import make_room
-
+                try:
+                    from .room import make_room
+                except MemoryError:  # the policy decides, as for any message without room
+                    raise StoreFull("no memory to load journal.room, which makes room")
                 make_room(self, need, message)
                 continue
             old = self._head

@@ -1,0 +1,49 @@
+"""A journal whose parts can't be loaded because no memory is left: the policy decides, and nothing that is stored changes."""
+
+import builtins
+import sys
+
+import pytest
+
+from flashmqtt.errors import StoreFull
+from flashmqtt.flash.ram import RamRegion
+from flashmqtt.journal.journal import DROP_NEWEST, DROP_OLDEST, REFUSE, Journal
+
+MESSAGE = bytes(60)
+
+
+@pytest.fixture
+def no_memory(monkeypatch):
+    """Return a function that sets whether imports of the journal's parts fail, as on a board with a fragmented heap."""
+    real = builtins.__import__
+    failing = [False]
+
+    def load(name, globals_=None, locals_=None, names=(), level=0):
+        if failing[0] and level and name == "room":
+            raise MemoryError
+        return real(name, globals_, locals_, names, level)
+
+    for name in ("room", "pieces", "held"):
+        monkeypatch.delitem(sys.modules, f"flashmqtt.journal.{name}", raising=False)
+    monkeypatch.setattr(builtins, "__import__", load)
+    return lambda value: failing.__setitem__(0, value)
+
+
+@pytest.mark.req("S5", "S6")
+@pytest.mark.parametrize("policy", [REFUSE, DROP_OLDEST, DROP_NEWEST])
+def test_full_store_without_memory_to_make_room_follows_its_policy(policy, no_memory):
+    region = RamRegion(6, 1024)
+    journal = Journal(region, policy=policy)
+    no_memory(True)
+    for stored in range(32):
+        assert journal.append(MESSAGE, 60) == stored + 1
+    if policy == DROP_NEWEST:
+        assert journal.append(MESSAGE, 60) == 0 and journal.dropped == 1
+    else:
+        with pytest.raises(StoreFull):
+            journal.append(MESSAGE, 60)
+    assert (journal.low, journal.next_seq) == (1, 33)
+    no_memory(False)
+    if policy == DROP_OLDEST:
+        assert journal.append(MESSAGE, 60) == 33 and journal.dropped > 0
+    assert Journal(region, policy=policy).next_seq == journal.next_seq
