@@ -20,6 +20,7 @@ from host_tests.pipeline.conftest import Local
 from host_tests.pipeline.test_plain import Tables
 from tools.pipeline import compact, dating, forget, sink
 from tools.pipeline.sink import Position, SinkError, bring, open_sink
+from tools.pipeline.storage import Storage
 
 ROOT = Path(__file__).resolve().parents[2]
 LACKS_POSTGRES = (
@@ -564,6 +565,31 @@ def test_forget_leaves_databases_of_other_tables_unchanged(tables, tmp_path, cap
     assert sink.forget(tables.output, ["a"]) == {ours: 0}
     assert_same(ours, others.output)
     assert_same(theirs, others.output)
+
+
+def test_two_databases_that_register_at_the_same_moment_are_both_kept(tables, tmp_path, monkeypatch):
+    first, second = str(tmp_path / "first.duckdb"), str(tmp_path / "second.duckdb")
+    write = Storage.write_json
+    waiting = [second]
+
+    def write_after_the_other(storage, name, value):
+        if waiting:
+            sink.register(tables.output, waiting.pop(), "flashmqtt")
+        write(storage, name, value)
+
+    monkeypatch.setattr(Storage, "write_json", write_after_the_other)
+    sink.register(tables.output, first, "flashmqtt")
+    assert sorted(one["to"] for one in sink.registered(tables.output)) == [first, second]
+    for _ in range(2):
+        sink.register(tables.output, first, "flashmqtt")
+    assert len(sink.registered(tables.output)) == 2
+
+
+def test_databases_in_an_earlier_versions_list_are_still_known(tables, tmp_path):
+    old = {"to": str(tmp_path / "old.duckdb"), "schema": "flashmqtt"}
+    tables.output.storage.write_json("sinks/registered.json", [old])
+    sink.register(tables.output, old["to"], old["schema"])
+    assert sink.registered(tables.output) == [old]
 
 
 def test_missing_database_file_is_named_and_not_created(tables, tmp_path):

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import argparse
 import csv
+import hashlib
+import json
 import re
 import sys
 import time
@@ -32,7 +34,8 @@ from .commits import Commit, Output
 from .sink_database import BOOTS, LAYOUT, SHEET, TABLES, Position, Sink, SinkError
 from .storage import Storage, retried
 
-REGISTERED = "sinks/registered.json"
+SINKS = "sinks"
+REGISTERED = "registered.json"  # the end of the files' names; earlier versions had one file of this name, with a list
 IDENTITY = "sinks/id.json"
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
 SHEET_ROWS = 1_048_575
@@ -156,17 +159,26 @@ def _rows(storage: Storage, files: Iterable[str], schema: pa.Schema) -> Iterator
 
 
 def register(output: Output, to: str, schema: str) -> None:
-    """Add a database to the output's list, without its password."""
-    known = registered(output)
+    """Add a database to the output's list, without its password.
+
+    Each database has a file of its own, so that two that are added at the same moment both stay.
+    """
     one = {"to": without_password(to), "schema": schema}
-    if one not in known:
-        output.storage.write_json(REGISTERED, [*known, one])
+    if one not in registered(output):
+        digest = hashlib.sha256(json.dumps(one, sort_keys=True).encode()).hexdigest()
+        output.storage.write_json(f"{SINKS}/{digest[:16]}.{REGISTERED}", [one])
 
 
 def registered(output: Output) -> list[dict[str, str]]:
     """Return the databases that have rows of an output, as arguments of `open_sink`."""
-    found: list[dict[str, str]] = output.storage.read_json(REGISTERED) if output.storage.exists(REGISTERED) else []
-    return found
+    return [one for _, one in _entries(output)]
+
+
+def _entries(output: Output) -> list[tuple[str, dict[str, str]]]:
+    """Return the file and the entry of each registered database."""
+    storage = output.storage
+    names = [f"{SINKS}/{name}" for name in storage.list(SINKS) if name.endswith(REGISTERED)]
+    return [(name, one) for name in names for one in storage.read_json(name)]
 
 
 def forget(output: Output, devices: list[str]) -> dict[str, int]:
@@ -179,11 +191,11 @@ def forget(output: Output, devices: list[str]) -> dict[str, int]:
     """
     deleted: dict[str, int] = {}
     failed: list[str] = []
-    for one in registered(output):
+    for name, one in _entries(output):
         to = one["to"]
         try:
             if not _is_address(to) and not Path(to).exists():
-                where = output.storage.address(REGISTERED)
+                where = output.storage.address(name)
                 raise SinkError(f"{to} does not exist: restore it, or, if it was deleted, remove it from {where}")
             sink = open_sink(to, one["schema"])
             try:
