@@ -639,6 +639,8 @@ class Client:
         session = self.session
         if link.handling:
             self._refuse(False)  # an import here would add a local: a frame over 11 words is allocated on the heap
+        if session.busy:  # before the `try`: the call that this one interrupts stays busy
+            session.interrupted()
         self.connection.reports_delivered = self.on_delivered is not None
         begin_ms = now_ms = ticks_ms()
         handled = 0
@@ -659,6 +661,7 @@ class Client:
                     self._report(event)
                 now_ms = ticks_ms()
         except BaseException as error:
+            link.handling = False
             if self._finished < 0:
                 link.ended(error, now_ms)
             else:
@@ -736,7 +739,6 @@ class Client:
         """Let the message wait whose handler raised this error; raise the error if it ends the program."""
         finished = self._finished
         self._finished = -1
-        self.link.handling = False
         self.load_waiting().failed_now(error, finished)
         if not isinstance(error, Exception):
             raise error

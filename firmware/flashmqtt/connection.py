@@ -307,11 +307,12 @@ class Connection:
         if session.pending_ack:
             output.put_ack(session.pending_ack, session.handed_id)
             session.pending_ack = 0
-        if session.reports:
-            return session.report() if self.reported < _REPORTS_A_TURN else NOTHING
-        if session.undelivered:
+        reports = session.reports
+        if reports and self.reported < _REPORTS_A_TURN:
+            return session.report()
+        if session.undelivered and not reports:
             session.undelivered.reported()
-        session.urgent = False
+        session.urgent = len(reports) > 0
         if session.waiting:
             session.waiting.flush()
         return session.inbound.next(self.decoder, now_ms) if session.inbound else NOTHING

@@ -263,6 +263,8 @@ class Link:
         self._session.busy = False
         # MicroPython raises ValueError for a certificate that it refuses.
         if not isinstance(error, _WORLD) and not (self._tls and isinstance(error, ValueError)):
+            if not isinstance(error, Exception):  # Ctrl-C: a handler may not have run yet
+                self._session.leave_unacknowledged()
             raise error
         self.fail(error, now_ms)
 

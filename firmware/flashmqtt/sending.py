@@ -87,7 +87,9 @@ class Sending:
     def failed(self, error: "Any") -> None:
         """Handle an error of a step or of the wait between two: raise it again, unless it is a network error."""
         of_network = isinstance(error, (OSError, ConnectionLost))
-        if (of_network or self._at >= 0) and self._link.connects == self._connects:
+        if (
+            of_network or self._at >= 0 or isinstance(error, KeyboardInterrupt)
+        ) and self._link.connects == self._connects:
             self._link.fail(error, ticks_ms())  # an incomplete packet must not be followed by another one
         if not of_network:
             raise error

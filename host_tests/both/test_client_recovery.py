@@ -117,6 +117,84 @@ def test_on_dropped_that_causes_the_next_drop_does_not_stop_receiving():
     mqtt.disconnect()
 
 
+@pytest.mark.req("R4", "S1")
+def test_poll_refused_within_a_publish_leaves_later_calls_refused():
+    outcomes = []
+
+    class Interrupted(RamStore):
+        def append(self, buf, length):
+            for call in (mqtt.poll, lambda: mqtt.publish("timer", "BBBBBBBB", 1), mqtt.poll) if not outcomes else ():
+                try:
+                    call()
+                    outcomes.append("done")
+                except UsageError:
+                    outcomes.append("refused")
+            return super().append(buf, length)
+
+    mqtt = Client("127.0.0.1", 1, "me", store=Interrupted())
+    assert mqtt.publish("main", "AAAA", 1) == 1
+    assert outcomes == ["refused"] * 3
+    stored = bytearray(14)
+    mqtt.session.store.read(1, 0, stored, 0, 14)
+    assert stored == publish(b"main", b"AAAA", 1, 1)
+    mqtt.publish("main", "AAAA", 1)
+    assert mqtt.pending == 2
+
+
+@pytest.mark.req("Q4", "R4")
+def test_long_messages_are_handed_over_whole_while_reports_come_in_a_row():
+    store = Journal(RamRegion(24, 1024), policy=DROP_OLDEST)
+    broker, mqtt = connected(store=store, chunks=True, buffer_bytes=256, window=1)
+    broker.answers_publish = False
+    got = []
+    drops = []
+    mqtt.on_message = lambda message: got.append((message.topic, message.offset))
+    for topic, key in ((b"A", 21), (b"B", 22)):
+        broker.give(publish(topic, topic * 600, 2, key))
+    poll_until(mqtt, lambda: len(store.held()) == 2)
+
+    def dropped(first, last):
+        drops.append(first)
+        if len(drops) < 100:
+            mqtt.publish("t", bytes(600), 1)
+
+    for _ in range(40):
+        mqtt.publish("t", bytes(600), 1)
+    mqtt.on_dropped = dropped
+    broker.give(pubrel(21) + pubrel(22) + publish(b"q", b"zero"))
+    poll_until(mqtt, lambda: ("q", 0) in got and not store.held())
+    assert len(drops) > 32
+    assert [topic for topic, _ in got] == ["A"] * (len(got) // 2) + ["B"] * (len(got) // 2) + ["q"]
+    assert len(got) > 5 and [offset for topic, offset in got if topic == "A"] == [
+        offset for topic, offset in got if topic == "B"
+    ]
+    mqtt.disconnect()
+
+
+@pytest.mark.req("Q4", "R4")
+def test_message_left_for_want_of_room_comes_again_although_a_later_one_has_to_wait():
+    broker, mqtt = connected(store=RamStore(10, 2), chunks=True, buffer_bytes=64, unclaimed="keep")
+    got = []
+    broker.give(publish(b"u", b"old", 2, 1))
+    poll_until(mqtt, lambda: broker.of(5))
+    broker.give(pubrel(1))  # nobody claims it: it waits in the store
+    poll_until(mqtt, lambda: mqtt.session.waiting)
+    broker.drop()
+    poll_until(mqtt, lambda: broker.connects == 2)  # the broker has lost the session, and uses the packet ids anew
+    mqtt.subscribe(b"h", 2, lambda message: got.append(message.payload))
+    broker.give(publish(b"h", b"two", 2, 2))
+    poll_until(mqtt, lambda: len(broker.of(5)) == 2)
+    broker.give(publish(b"h", b"three", 2, 3))  # no room: left
+    broker.give(publish(b"u", b"N" * 200, 2, 1))  # has to wait for "old": left, too
+    for _ in range(5):
+        mqtt.poll(20)
+    assert broker.connects == 2
+    broker.give(pubrel(2))
+    poll_until(mqtt, lambda: broker.connects == 3)  # there is room now
+    assert got == [b"two"]
+    mqtt.disconnect()
+
+
 class Hesitant:
     """A socket whose writes often accept no bytes, as with TLS, or only some; it records the offered lengths."""
 

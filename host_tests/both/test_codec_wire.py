@@ -305,6 +305,31 @@ def test_publish_is_read_alike_after_every_other_packet_at_every_position(level)
                 assert decoder.next() == 0
 
 
+class InterruptedDecoder(Decoder):
+    """A decoder that Ctrl-C interrupts once, before it sets the payload's span."""
+
+    interrupts = False
+
+    def _place(self, start, end):
+        if self.interrupts:
+            self.interrupts = False
+            raise KeyboardInterrupt
+        super()._place(start, end)
+
+
+@pytest.mark.req("W13")
+def test_publish_is_read_whole_after_an_interrupt():
+    first, second = (encoded(put_publish, b"a/b", payload, 1, packet_id=7) for payload in (b"abcd", b"efgh"))
+    decoder = InterruptedDecoder(64)
+    decoder.feed(first + second)
+    assert decoder.next() == PUBLISH
+    decoder.interrupts = True
+    with pytest.raises(KeyboardInterrupt):
+        decoder.next()
+    assert decoder.next() == PUBLISH
+    assert fields(decoder) == fields(decoded(second))
+
+
 @pytest.mark.req("W8", "W13")
 def test_known_topic_with_packet_id_0_is_malformed():
     decoder = Decoder(64)

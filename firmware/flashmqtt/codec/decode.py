@@ -185,11 +185,14 @@ class Decoder:
 
     def _move(self, by: int) -> None:
         """Move the last PUBLISH's spans by this many bytes: the next PUBLISH begins with the same bytes."""
+        n = self._last_bytes
+        self._last_bytes = 0  # if Ctrl-C ends this half-way, the packet is decoded anew
         self._last_at += by
         self.moved = True
         self.topic_start += by
         self.topic_end += by
         self._place(self.payload_start + by, self.payload_end + by)
+        self._last_bytes = n
 
     def _next(self, buf: "bytearray | memoryview", at: int, end: int) -> int:
         """Do what `next` does, for any packet. (Separate, because a frame with many locals is allocated on the heap.)"""
@@ -292,13 +295,12 @@ class Decoder:
         if body != self.payload_start or after != self.payload_end:
             self._place(body, after)
         n = topic_end - at
-        if n > _LAST_BYTES or self.level == 5:
-            n = 0
-        self._last_bytes = n
-        if n:
+        self._last_bytes = 0
+        if n <= _LAST_BYTES and self.level != 5:
             raw_copy(self._last, buf, n, 0, at)
             self._last_at = at
             self._last_length = after - at
+            self._last_bytes = n
         self.at = after
         return 3
 

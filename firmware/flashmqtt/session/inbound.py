@@ -346,7 +346,6 @@ class Inbound:
         if not self.left:  # 5: only if the server exceeds our Receive Maximum [MQTT-3.3.4-9]
             self.left = n
             self._left_ms = now_ms
-        if key:
             self._left_key = key
 
     def leave_behind(self, n: int, now_ms: int, key: int) -> None:

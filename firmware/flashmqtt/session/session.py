@@ -751,7 +751,6 @@ class Session:
         """
         message = self.message
         if packet.moved or message.buffer is not packet.buffer:  # usually all is as in the last PUBLISH
-            packet.moved = False
             message.buffer = message.topic_buffer = packet.buffer
             message.topic_start = packet.topic_start
             message.topic_end = packet.topic_end
@@ -764,6 +763,7 @@ class Session:
             message.dup = packet.dup
             if packet.topic_alias:
                 self.five.resolve(packet, message)
+            packet.moved = False  # last: Ctrl-C may end this half-way
         self.handed_id = packet.packet_id
         self.handed = _PUBACK if packet.qos else 0
         if self.chunks:
