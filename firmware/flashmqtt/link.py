@@ -185,6 +185,7 @@ class Link:
             event = NOTHING if self.drained else self._process(now_ms)
             while event != MESSAGE:
                 if event == NOTHING:
+                    # The usual case of `write`, and what `has_more` asks first, stand here: each call costs a board 20 us.
                     if (
                         self._output.end
                         and (
