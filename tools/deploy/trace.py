@@ -1,9 +1,9 @@
-"""Map a board's tracebacks to the repository: on a board, modules are joined, names are short, and a line has several statements.
+"""Name the repository's functions in a board's tracebacks: there, modules are joined, names short, and lines have no numbers.
 
-    File "flashmqtt.client", line 1234, in popitem    ->    File "flashmqtt.session.session", line 210, in publish
+    File "flashmqtt.client", line 1, in popitem    ->    File "flashmqtt.session.session", in Session.publish
 
-A line number is that of the first statement of a group: the error is in this statement, or in one that `lines` put behind it.
-The mapping is right only if the board has the files that this work tree builds.
+Where several functions of the file have the name, all are shown. Files of users have line numbers and stay.
+The names are right only if the board has the files that this work tree builds.
 """
 
 from __future__ import annotations
@@ -11,39 +11,43 @@ from __future__ import annotations
 import ast
 import functools
 import re
+from collections.abc import Iterator
 
 from tools.deploy import build
 
-_PLACE = re.compile(r'File "(?:/lib/|/)?([\w./]+?)(?:\.py)?", line (\d+)(?:, in (\S+))?')
+_PLACE = re.compile(r'File "([\w.]+)", line \d+, in (\S+)')
 
 
 @functools.cache
 def _program(board: str):
     paths = {build.module_name(path): source for path, source in build.sources(board).items() if path.endswith(".mpy")}
     texts = {name: source.read_text() for name, source in paths.items()}
-    return texts, build.shrunk(texts).lines
+    return texts, build.shrunk(texts)
 
 
-def _function(text: str, line: int) -> str:
-    """Return the name of the innermost function around a line."""
-    found = "<module>"
-    for node in ast.walk(ast.parse(text)):  # outer ones come first
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.lineno <= line <= (node.end_lineno or 0):
-            found = node.name
-    return found
+def _functions(node: ast.AST, around: str = "") -> Iterator[str]:
+    """Yield the functions in a module, class or function, with the names of what is around them."""
+    for inner in ast.iter_child_nodes(node):
+        name = around
+        if isinstance(inner, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            name = f"{around}.{inner.name}".strip(".")
+        if name != around and not isinstance(inner, ast.ClassDef):
+            yield name
+        yield from _functions(inner, name)
 
 
 def explained(line: str, board: str = "pico_w") -> str:
-    """Return a board's output line with the repository's file, line and function."""
+    """Return a board's output line with the repository's file and function."""
 
     def place(found: re.Match[str]) -> str:
-        texts, lines = _program(board)
-        number = int(found[2])
-        first, module = max(((at, name) for at, name in lines.get(found[1], ()) if at <= number), default=(0, ""))
-        if not module:
-            return found[0]
-        number += 1 - first
-        function = f", in {_function(texts[module], number)}" if found[3] else ""
-        return f'File "{module}", line {number}{function}'
+        texts, shrunk = _program(board)
+        functions = [
+            f'File "{module}", in {function}'
+            for module in shrunk.members.get(found[1], ())
+            for function in ("<module>", *_functions(ast.parse(texts[module])))
+            for last in [function.rpartition(".")[2]]
+            if shrunk.names.get(last, last) == found[2]
+        ]
+        return " or ".join(functions) or found[0]
 
     return _PLACE.sub(place, line)
