@@ -130,7 +130,8 @@ class Client:
         self._loss = ()  # for `_report`: a lost connection is reported at once
         self.note_refusal = blocking.note_refusal
         self.session = blocking.session
-        self.connection = blocking.connection
+        self.connection = connection = blocking.connection
+        connection.owner = connection  # tasks wait for DELIVERED, also without `on_delivered`
         self.link = blocking.link
         self.timeout_s = blocking.timeout_s
         self.on_connect = self.on_delivered = self.on_in_doubt = self.on_refused = self.on_damaged = None
@@ -504,7 +505,7 @@ class Client:
             elif event == MESSAGE:
                 if session.message.more or session.message.offset:
                     await self._take_piece()
-                elif not self._take(self.connection.message):
+                elif not self._take(session.message):
                     self._serve()
                     waiting = session.waiting
                     await _sleep_ms(_SLOW_MS if waiting and waiting.wants_pause() else 0)

@@ -293,6 +293,7 @@ class Client:
             chunks,
             b"%s:%d" % (octets(host), port),
         )
+        self.connection.owner = self
         self.link = Link(self.connection, host, port, backoff or Backoff(), tls, server_name, int(timeout_s * 1000))
         self.on_message = self.on_connect = self.on_delivered = self.on_in_doubt = self.on_refused = None
         self.on_damaged = self.on_expired = self.on_dropped = self.on_oversize = None
@@ -641,7 +642,6 @@ class Client:
             self._refuse(False)  # an import here would add a local: a frame over 11 words is allocated on the heap
         if session.busy:  # before the `try`: the call that this one interrupts stays busy
             session.interrupted()
-        self.connection.reports_delivered = self.on_delivered is not None
         begin_ms = now_ms = ticks_ms()
         handled = 0
         if session.waiting and session.waiting.entries:

@@ -71,6 +71,7 @@ class ClientLog:
         self._repeated = False  # the attempt before this one failed
         self._declined: "dict[bytes, int]" = {}  # filter -> its refusals that were logged
         self._error: "Exception | None" = None  # raised by `log`
+        client.connection.owner = client.connection  # DELIVERED is logged, also without `on_delivered`
         # The methods that this object wraps.
         self._link_start = link.start
         self._link_stop = link.stop
@@ -139,7 +140,6 @@ class ClientLog:
         if self._error:
             error, self._error = self._error, None
             client.call(_raise, error)
-        client.connection.reports_delivered = True
         event = self._link_step(now_ms)
         if self._tried_ms is not None and self._link._state == _UP:
             self._log_wait(now_ms)

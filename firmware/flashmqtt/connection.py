@@ -23,7 +23,7 @@ How to drive it, from any kind of loop (as the link and the collector do):
                 break
             if event == OUTPUT:                 # the output buffer is full: write it, then continue to process
                 ...
-            elif event == MESSAGE:              # connection.message: topic, payload, qos, retain, dup (views, valid until
+            elif event == MESSAGE:              # session.message: topic, payload, qos, retain, dup (views, valid until
                 ...                             # the next process()). Then call session.acknowledge(); process() calls it, too
             elif event == CONNECTED: ...        # connection.session_present
             elif event == DELIVERED: ...        # session.handle: what session.publish() returned
@@ -114,6 +114,8 @@ class Connection:
             False: skip it and report OVERSIZE; at level 5 the broker is told the maximum packet size.
     """
 
+    on_delivered = True
+
     def __init__(
         self,
         session: "Any",
@@ -147,14 +149,13 @@ class Connection:
         if session.level == _LEVEL_5 and not five:
             raise UsageError("level 5 needs five=Level5()")
         self.five = session.five = five
-        self.message = session.message
         # Bound methods: on a board, a method lookup in an object with many attributes takes 20 us, an attribute 2 us.
         self._next = self.decoder.next  # set again by `start`, as the collector replaces the decoder
         self._acknowledged = session.acknowledged
         self._show = session.show
         self.state = CLOSED
         self.session_present = False
-        self.reports_delivered = True  # False: the event DELIVERED is not returned
+        self.owner: "Any" = self  # the event DELIVERED is not returned if its `on_delivered` is None
         self.keep_alive_ms = 0
         self._clean_sent = False
         self._purge = False  # the broker has an old session of this client id: connect with a clean start once
@@ -259,7 +260,8 @@ class Connection:
         if session.handed:
             session.acknowledge()
         if self.state != OPEN:
-            return self._handshake()
+            kind = self._next() if self.state == CONNECTING else 0
+            return self._accepted(kind) if kind else NOTHING
         if session.urgent:
             event = self._urgent(now_ms)
             if event:
@@ -271,16 +273,16 @@ class Connection:
                 session.pump(now_ms)
                 return OUTPUT  # any packet may need room for its answer
             kind = self._next()
-            if kind == _PUBACK or kind == _PUBCOMP or kind == _PUBREC:
-                event = self._acknowledged(decoder, now_ms)
-                if event and (event != DELIVERED or self.reports_delivered):
-                    return event
-            elif kind == _PUBLISH and decoder.qos < 2:
+            if kind == _PUBLISH and decoder.qos < 2:
                 if session.unsynced:
                     session.sync()  # the last message must not be handed over again if this one's handler resets the board
                 self._show(decoder)
                 if session.waiting is None or not session.waiting.is_duplicate():
                     return MESSAGE
+            elif kind == _PUBACK or kind == _PUBCOMP or kind == _PUBREC:
+                event = self._acknowledged(decoder, now_ms)
+                if event and (event != DELIVERED or self.owner.on_delivered):
+                    return event
             elif kind:
                 event = self._other(kind, now_ms)
                 if event:
@@ -345,11 +347,6 @@ class Connection:
             raise error  # the caller closes the connection; 5: [MQTT-4.13.2-1]
         # A second CONNACK; or AUTH, which we never request [MQTT-4.12.0-6] and never send [MQTT-4.12.0-7].
         raise ProtocolError("packet type %d" % kind)
-
-    def _handshake(self) -> "Any":
-        """Process the first packet of the connection."""
-        kind = self.decoder.next() if self.state == CONNECTING else 0
-        return self._accepted(kind) if kind else NOTHING
 
     def _accepted(self, kind: int) -> "Any":
         """Process the first packet, which must be a CONNACK [MQTT-3.2.0-1]."""

@@ -95,7 +95,7 @@ class Deferred(WaitingQueue):
             message = None
             client.session.leave_unacknowledged()
             client.link.fail(full, now_ms)  # the broker sends it again
-        self.report_error(error, message or client.connection.message)
+        self.report_error(error, message or client.session.message)
 
     def failed_with(self, message: "Any", error: "Any") -> None:
         """A handler raised for a message that waited."""

@@ -206,8 +206,8 @@ class World:
             if event == OUTPUT:
                 self.write(1000)
             elif event == MESSAGE:
-                one = (connection.message.qos, connection.message.payload)
-                assert connection.message.topic == "t"
+                one = (self.session.message.qos, self.session.message.payload)
+                assert self.session.message.topic == "t"
                 self.unsure = []  # the messages handed over before are durably discarded
                 self.taken.append(one)
                 if one[0] == 2:

@@ -99,7 +99,7 @@ class Peer:
                 continue
             self.events.append(event)
             if event == 3:
-                message = self.connection.message
+                message = self.session.message
                 self.messages.append((message.topic, message.payload, message.qos, message.retain, message.dup))
                 if self.on_message:
                     self.on_message(message)

@@ -20,10 +20,10 @@ MICROPYTHON = Path(sys.executable).parent / "micropython"
 BASE = {"", "compat", "errors", "fast"}
 CODEC = {"codec", "codec.decode", "codec.encode", "codec.quick", "codec.utf8"}
 CLIENT = {"backoff", "client", "connection", "link", "output", "session"} | {
-    f"session.{name}" for name in ("flows", "message", "session")
+    f"session.{name}" for name in ("flows", "session")
 }
 JOURNAL = {"flash", "flash.block", "flash.region", "journal", "journal.journal", "journal.recovery"}
-SUBSCRIPTIONS = {"codec.subscribe", "codec.topics", "session.subscriptions"}
+SUBSCRIPTIONS = {"codec.subscribe", "codec.topics", "session.message", "session.subscriptions"}
 INBOUND = {"journal.held", "journal.room", "session.inbound", "session.several"}
 LEVEL_5 = {"codec.aliases", "codec.level5", "codec.packets", "codec.properties", "codec.reasons", "session.level5"}
 

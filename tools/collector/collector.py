@@ -344,7 +344,7 @@ class Collector:
         """Process every complete packet; return OUTPUT if the output is full and has to be written first."""
         connection = self.connection
         session, decoder = self.session, self.decoder
-        process, message, now_ms = connection.process, connection.message, ticks_ms()
+        process, message, now_ms = connection.process, session.load_message(), ticks_ms()
         decoder.look()
         while True:
             room = session.run_room()

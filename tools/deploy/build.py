@@ -56,12 +56,12 @@ GROUPS = {
     "flashmqtt.errors": ("flashmqtt.compat", "flashmqtt.fast"),
     "flashmqtt.codec.encode": ("flashmqtt.codec.quick", "flashmqtt.codec.utf8", "flashmqtt.codec.decode"),
     "flashmqtt.client": (
-        *("flashmqtt.backoff", "flashmqtt.output", "flashmqtt.session.flows", "flashmqtt.session.message"),
-        *("flashmqtt.session.session", "flashmqtt.connection", "flashmqtt.link"),
+        *("flashmqtt.backoff", "flashmqtt.output", "flashmqtt.session.flows", "flashmqtt.session.session"),
+        *("flashmqtt.connection", "flashmqtt.link"),
     ),
     "flashmqtt.deferred": ("flashmqtt.session.waiting",),
     "flashmqtt.flash.block": ("flashmqtt.flash.region",),
-    "flashmqtt.session.subscriptions": ("flashmqtt.codec.subscribe", "flashmqtt.codec.topics"),
+    "flashmqtt.session.subscriptions": ("flashmqtt.codec.subscribe", "flashmqtt.codec.topics", "flashmqtt.session.message"),
     "flashmqtt.session.level5": ("flashmqtt.codec.level5", "flashmqtt.codec.aliases", "flashmqtt.codec.properties"),
     "app.application": ("app.clock", "app.commands", "app.life", "app.senml", "app.state"),
 }

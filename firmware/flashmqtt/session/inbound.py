@@ -283,7 +283,7 @@ class Inbound:
             return self._give_up(key, answer)
         session.handed_id = key
         session.handed = answer
-        show(session.message, buf, length)
+        show(session.load_message(), buf, length)
         return _MESSAGE
 
     def _give_up(self, key: int, answer: "Any") -> "Any":

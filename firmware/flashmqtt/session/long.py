@@ -260,7 +260,7 @@ class Long:
         total = store.held_length(key) - self._payload
         buf = self._buf
         self._n = n = min(len(buf) - self._payload, total - self._at)
-        message = session.message
+        message = session.load_message()
         store.read_held(key, 0, buf, 0, self._payload)  # again: a comparison may have used the buffer meanwhile
         store.read_held(key, self._payload + self._at, buf, self._payload, n)
         session.handed_id = key

@@ -22,7 +22,6 @@ from flashmqtt.fast import raw_crc32
 from flashmqtt.output import Output
 
 from .flows import SENDER
-from .message import Message
 
 if TYPE_CHECKING:
     from typing import Any  # noqa: TID251
@@ -120,7 +119,8 @@ class Session:
         self._direct = True  # `store_message` may put a message itself
         self.max_qos = self.qos_limit = max_qos  # qos_limit: the QoS that the broker allows (5: Maximum QoS)
         self.refuse_after = refuse_after
-        self.output = Output(out_bytes, level, self.sync)
+        # A store in RAM has nothing to make durable.
+        self.output = Output(out_bytes, level, store.sync if self._may_be_older else self.sync)
         self.scratch = bytearray(packet_bytes)
         self._longest = packet_bytes - 16  # the longest topic and payload for `scratch`
         self._first = bytearray(1)
@@ -147,7 +147,7 @@ class Session:
         self.reports: "list[Any]" = []  # event, handle, code, event, ...
         self.proved = False  # has the broker acknowledged a message on this connection?
         # Incoming.
-        self.message = Message()
+        self.message: "Any" = None  # the `Message` that was received last
         self.chunks = False  # whether a message longer than the decoder's buffer is handed over in pieces
         self.oversize = 0  # how many such messages were skipped
         self.long: "Any" = None
@@ -211,6 +211,14 @@ class Session:
             self.inbound = Inbound(self)
             self.store.can_hold(1)
         return self.inbound
+
+    def load_message(self) -> "Any":
+        """Return the received message's object; make it when it is first needed."""
+        if self.message is None:
+            from .message import Message
+
+            self.message = Message()
+        return self.message
 
     def load_long(self) -> "Any":
         """Return the handler of messages longer than the input buffer; load it with the first one."""
@@ -490,25 +498,20 @@ class Session:
         if self.suspect:
             self.suspect.ended(error)
 
-    def _look_for_suspect(self) -> None:
-        """A connection has ended with messages in flight: suspect the first one if it was the first last time, too.
-
-        If the program ends the connection (a board that sleeps), the second time may be after a reset.
-        """
-        low = self.store.low
-        if low < self.cursor and (self._error or self._waited_ms >= _SUSPICIOUS_MS):
-            if low == self._unanswered or not self._error:
-                from .suspect import found
-
-                found(self, low, low == self._unanswered)
-            self._unanswered = low
-
     def disconnected(self) -> None:
         """The network connection is gone, with all bytes in the output. Messages not taken stay unacknowledged."""
         if self.suspect:
             self.suspect.ended(None)
-        elif self.flight > 0 and self.refuse_after:
-            self._look_for_suspect()
+        elif self.flight > 0 and self.refuse_after and (self._error or self._waited_ms >= _SUSPICIOUS_MS):
+            # Suspect the first message in flight if it was the first last time, too. If the program ends the connection (a board
+            # that sleeps), the second time may be after a reset.
+            low = self.store.low
+            if low < self.cursor:
+                if low == self._unanswered or not self._error:
+                    from .suspect import found
+
+                    found(self, low, low == self._unanswered)
+                self._unanswered = low
         self.flight = 0
         self.output.clear()
         self.proved = False
@@ -710,7 +713,14 @@ class Session:
             if column == _PUBACK and state & _STATE == _AWAIT_PUBREC:
                 self.downgraded += 1
             if self.level == _LEVEL_5 or self.undelivered or state > _STATE:
-                return self._flow_result(packet, seq, state)
+                self.code = packet.code if self.level == _LEVEL_5 else 0
+                # If the state is doubtful, PUBCOMP does not prove the delivery, whatever its code: see `keep_doubt`. Otherwise
+                # the code 0x92 (packet identifier not found) says that an earlier PUBCOMP was lost: the message is delivered (5,
+                # section 3.7.2.1) [MQTT-4.4.0-2].
+                if column == _PUBCOMP and state & _DOUBTFUL:
+                    self.load_undelivered().note(seq, seq)
+                if not self.delivered(seq):
+                    return _IN_DOUBT
             return _DELIVERED
         if action == _MARK:
             self.proved = True
@@ -733,17 +743,6 @@ class Session:
             raise ProtocolError("packet type %d in state %d of packet id %d" % (packet.packet_type, state, packet_id))
         return _NOTHING
 
-    def _flow_result(self, packet: "Any", seq: int, state: "Any") -> "Any":
-        """Return the event for the end of a flow that was not refused. 5: [MQTT-4.4.0-2]
-
-        If the state is doubtful, PUBCOMP does not prove the delivery, whatever its code: see `keep_doubt`. Otherwise the code
-        0x92 (packet identifier not found) says that an earlier PUBCOMP was lost: the message is delivered (5, section 3.7.2.1).
-        """
-        self.code = packet.code if self.level == _LEVEL_5 else 0
-        if packet.packet_type == _PUBCOMP and state & _DOUBTFUL:
-            self.load_undelivered().note(seq, seq)
-        return _DELIVERED if self.delivered(seq) else _IN_DOUBT
-
     def show(self, packet: "Any") -> None:
         """Set `message` to the PUBLISH in the decoder's buffer; `acknowledge` acknowledges it.
 
@@ -751,6 +750,7 @@ class Session:
         """
         message = self.message
         if packet.moved or message.buffer is not packet.buffer:  # usually all is as in the last PUBLISH
+            message = self.load_message()
             message.buffer = message.topic_buffer = packet.buffer
             message.topic_start = packet.topic_start
             message.topic_end = packet.topic_end
