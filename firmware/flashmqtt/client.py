@@ -618,9 +618,11 @@ class Client:
             handled = self._work()
             if self.errors:
                 self._raise()
-            left = ticks_diff(deadline, ticks_ms())
-            if handled or left <= 0:
+            if handled:
                 return handled
+            left = ticks_diff(deadline, ticks_ms())
+            if left <= 0:
+                return 0
             self._wait(left)
 
     def _raise(self) -> None:

@@ -1026,21 +1026,24 @@ def test_message_of_qos_0_in_pieces_counts_as_failed_if_its_handler_raises(fails
 @pytest.mark.parametrize("call", ["discard", "sync"])
 def test_waiting_qos_2_message_is_taken_once_although_the_store_failed_meanwhile(call):
     store = RamStore(100, 40)
+    works, fails, seen = getattr(store, call), [], []
+
+    def may_fail(*arguments):
+        if fails:
+            raise fails.pop()
+        return works(*arguments)
+
+    setattr(store, call, may_fail)
     broker, mqtt = connected(store=store)
     broker.give(publish(b"a", b"1", 2, 1), publish(b"a", b"2", 2, 2))
     turn(broker, mqtt)
     broker.give(pubrel(1), pubrel(2))
     turn(broker, mqtt)
-    works, seen = getattr(store, call), []
 
     def handler(message):
         seen.append(message.payload)
         if len(seen) == 1:
-            setattr(store, call, fail)
-
-    def fail(*arguments):
-        setattr(store, call, works)
-        raise FlashFailed("once")
+            fails.append(FlashFailed("once"))
 
     with pytest.raises(FlashFailed):
         mqtt.subscribe("a", 2, handler)
