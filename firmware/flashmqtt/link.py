@@ -343,16 +343,14 @@ class Link:
 
     def _check(self, now_ms: int) -> "Any":
         """Do what is due; return the ms until the next check."""
-        if self._unproved and self._session.proved:
-            self._prove()
         wait = ticks_diff(self._check_ms, now_ms)
         if wait <= 0:  # not earlier: events since the last check can only delay what is due
             wait = min(self.connection.check(now_ms), _IDLE_MS)
             if self._output.end and not self._stuck:
                 self.write(now_ms)
             self._check_ms = ticks_add(now_ms, wait)
-            if self._unproved and ticks_diff(now_ms, self._opened_ms) >= self.backoff.lasting_ms:
-                self._prove()
+        if self._unproved and (self._session.proved or ticks_diff(now_ms, self._opened_ms) >= self.backoff.lasting_ms):
+            self._prove()
         return wait
 
     def _open(self, now_ms: int) -> None:
