@@ -52,32 +52,35 @@ def put_publish(
         raise InvalidTopic("not a topic name: %r" % bytes(topic[:40]))
     if isinstance(payload, str):  # its length would count characters
         raise UsageError("bytes, not str")
-    payload_length: int = payload if head_only else len(payload)  # type: ignore[assignment]
-    n = topic_length + payload_length + 2
     if qos:
         if not isinstance(qos, int) or not 0 < qos < 3:  # [MQTT-3.3.1-4]
             raise outside("qos", qos, 0, 2)
         if not 0 < packet_id < 65536:  # [MQTT-2.3.1-1]; 5: [MQTT-2.2.1-3]
             raise outside("packet_id", packet_id, 1, 65535)
-        n += 2
     elif dup or packet_id:  # [MQTT-3.3.1-2] [MQTT-2.3.1-5]; 5: [MQTT-2.2.1-2]
         raise UsageError("DUP or packet_id at QoS 0")
     head = 0x30 | dup << 3 | qos << 1 | (1 if retain else 0)  # not `retain` itself: a retain of 2 would change the QoS
     if not head_only and level != 5:
-        pos = put_message(buf, pos, topic, payload, head | packet_id << 8)
-        if not pos:
-            raise _too_small(n + 5, buf)
-        return pos
-    pos = _put_start(buf, pos, head, n + _property_bytes(level, properties), payload_length if head_only else 0)
+        end = put_message(buf, pos, topic, payload, head | packet_id << 8)
+        if end:
+            return end
+    n: int = payload if head_only else len(payload)  # type: ignore[assignment]
+    pos = _put_start(
+        buf,
+        pos,
+        head,
+        topic_length + n + (4 if qos else 2) + _property_bytes(level, properties),
+        n if head_only else 0,
+    )
     pos = _put_binary(buf, pos, topic)
     if qos:
         pos = _put_id(buf, pos, packet_id)
     if level == 5:
         pos = _put_properties(buf, pos, properties)
-    if not head_only:
-        copy(buf, pos, payload, 0, payload_length)
-        pos += payload_length
-    return pos
+    if head_only:
+        return pos
+    copy(buf, pos, payload, 0, n)
+    return pos + n
 
 
 def put_publish_head(
@@ -247,7 +250,7 @@ def put_disconnect(
     return _put_start(buf, pos, 0xE0, 0)
 
 
-def _put_start(buf: "bytearray | memoryview", pos: int, head: int, n: int, elsewhere: int = 0) -> int:
+def _put_start(buf: "bytearray | memoryview", pos: int, head: int, n: int, elsewhere: "Any" = 0) -> int:
     """Put a fixed header (§2.2), after checking that the whole packet fits, so that later parts need no check.
 
     Args:
@@ -256,7 +259,12 @@ def _put_start(buf: "bytearray | memoryview", pos: int, head: int, n: int, elsew
     """
     if n > 268435455:
         raise outside("length", n, 0, 268435455)
-    if pos + n - elsewhere + _length_bytes(n) >= len(buf):
+    end = pos + n - elsewhere + 2
+    left = n >> 7
+    while left:
+        left >>= 7
+        end += 1
+    if end > len(buf):
         raise _too_small(n + 5, buf)
     buf[pos] = head
     return put_length(buf, pos + 1, n)
@@ -282,20 +290,16 @@ def outside(name: str, value: "Any", least: int, most: int) -> "UsageError":
     return UsageError("%s %r: %d to %d" % (name, value, least, most))
 
 
-def _length_bytes(n: int) -> int:
-    size = 1
-    while n > 127:
-        n >>= 7
-        size += 1
-    return size
-
-
 def _property_bytes(level: int, properties: "bytes | bytearray | memoryview | None") -> int:
     """Return the size of the property block with its length field; 0 below level 5."""
     if level != 5:
         return 0
     n = len(properties or b"")
-    return n + _length_bytes(n)
+    size = n + 1
+    while n > 127:
+        n >>= 7
+        size += 1
+    return size
 
 
 def _put_properties(buf: "bytearray | memoryview", pos: int, properties: "Any") -> int:

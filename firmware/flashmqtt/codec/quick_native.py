@@ -10,41 +10,29 @@ _len = len  # a board needs 5 us longer to find a builtin than to find a global
 @micropython.viper
 def plain_end(buf: ptr8, start: int, end: int) -> int:
     """Return where plain text ends."""
-    while start < end:
-        c = buf[start]
-        if uint(c - 1) > uint(126):  # 0, or not ASCII
-            break
-        if c == 43:
-            break
-        if c == 35:
-            break
+    # Up to a 0 or what is not ASCII, and up to the wildcards 35 and 43, which differ in the bit of 8.
+    while start < end and uint(buf[start] - 1) < uint(127) and buf[start] | 8 != 43:
         start += 1
     return start
 
 
 @micropython.viper
 def put_message(buf, pos: int, topic, payload, head: int) -> int:
-    """Put a PUBLISH; return the position after it, 0 if it does not fit."""
+    """Put a PUBLISH; return the position after it, 0 if it may not fit."""
     length = int(_len(topic))
     size = int(_len(payload))
-    n = length + size + 2
-    if head > 255:
-        n += 2
+    more = 2 if head > 255 else 0
+    n = length + size + more + 2
+    if pos + n + 5 > int(_len(buf)):
+        return 0
     to = ptr8(int(ptr8(buf)) + pos)
     pos += n + 2
-    left = n >> 7
-    while left:
-        left >>= 7
-        pos += 1
-    if pos > int(_len(buf)):
-        return 0
     to[0] = head
-    left = n >> 7
-    while left:
+    while n > 127:
         to = ptr8(int(to) + 1)
         to[0] = n | 128
-        n = left
-        left >>= 7
+        n >>= 7
+        pos += 1
     to[1] = n
     to[2] = length >> 8
     to[3] = length
@@ -65,11 +53,12 @@ def put_message(buf, pos: int, topic, payload, head: int) -> int:
             of = ptr8(int(of) + 1)
             length -= 1
         if not n:
-            return pos
-        if head > 255:
+            break
+        if more:
             to[0] = head >> 16
             to[1] = head >> 8
             to = ptr8(int(to) + 2)
         of = ptr8(payload)
         length = size
         n = 0
+    return pos

@@ -18,10 +18,10 @@ def put_message(
     payload: "bytes | bytearray | memoryview",
     head: int,
 ) -> int:
-    """Put a PUBLISH; return the position after it, 0 if it does not fit."""
+    """Put a PUBLISH; return the position after it, 0 if it may not fit."""
     length = len(topic)
     n = length + len(payload) + (4 if head > 255 else 2)
-    if pos + n + (2 if n < 128 else 3 if n < 16384 else 4 if n < 2097152 else 5) > len(buf):
+    if pos + n + 5 > len(buf):
         return 0
     buf[pos] = head & 255
     pos += 1
