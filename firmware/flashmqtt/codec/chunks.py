@@ -45,7 +45,7 @@ def begin(decoder: "Any", body: int, after: int) -> "Any":
         _check_topic(decoder, buf, start, topic_end)
         if decoder.level == 5:
             try:
-                body = decoder._level5().read_topic(decoder, buf, body, end, after)
+                body = decoder._level5.read_topic(decoder, buf, body, end, after)
                 decoder.headless = body == end
             except MalformedPacket as error:
                 if error.reason != _TOO_LONG:
@@ -61,13 +61,13 @@ def begin(decoder: "Any", body: int, after: int) -> "Any":
         decoder._head_end = body
         decoder.payload_total = after - body
         decoder._place(body, end)
-    decoder._streamed = decoder.more = True
-    decoder.payload_offset = 0
-    decoder._head = head
     decoder.qos = head >> 1 & 3
     decoder.dup = head & 8 > 0
     decoder.retain = head & 1 > 0
+    decoder.payload_offset = 0
+    # Last: if there is no memory for one of the attributes, the next call begins anew.
     decoder.at = end
+    decoder._streamed = decoder.more = True
     return decoder._stream
 
 

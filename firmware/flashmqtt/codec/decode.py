@@ -49,6 +49,15 @@ class Decoder:
     Spans, and views on them, are valid until the next call of `next` or `room`.
     """
 
+    if TYPE_CHECKING:
+        _chunks: "Any"  # the module that reads a PUBLISH longer than the buffer
+        _level5: "Any"  # the module for level 5
+
+    # Not in each object, as most need none of them: attribute stores take longer in a full table.
+    topic_alias = codes_start = codes_end = 0
+    headless = False
+    aliases: "Any" = None  # level 5: aliases.InboundAliases, if CONNECT allows topic aliases
+
     def __init__(self, size: int, level: int = 4, stream: int = 0) -> None:
         """Make the buffer of `size` bytes.
 
@@ -59,23 +68,20 @@ class Decoder:
         self.buffer = bytearray(size)
         self._size = size
         self.level = level
-        self.packet_type = self.packet_id = self.code = self.qos = self.topic_alias = 0
+        self.packet_type = self.packet_id = self.code = self.qos = 0
         self.dup = self.retain = self.session_present = False
         self.topic_start = self.topic_end = self.payload_start = self.payload_end = 0
-        self.codes_start = self.codes_end = self.properties_start = self.properties_end = 0
-        self._head = 0x30  # the first byte of the last PUBLISH: qos, dup and retain
+        self.properties_start = self.properties_end = 0
         # The last PUBLISH, up to its topic: the same bytes in the next PUBLISH need no check.
         self._last = bytearray(_LAST_BYTES)
-        self._last_at = self._last_length = 0  # where that packet was, and its length
+        self._last_length = 0  # of the whole packet
         self.moved = True  # did a field of PUBLISH other than packet_id change? The session sets it to False
         self._stream = 3 if stream is True else stream
-        self._chunks_module: "Any" = None
-        self.headless = False
         self._streamed = False  # is the packet returned last a streamed PUBLISH?
-        self._level5_module: "Any" = None
         self._whole = view = memoryview(self.buffer)
-        step = size // 8 or 1
-        self._windows = [view[i:] for i in range(0, size, step)]
+        self._windows: "list[Any]" = []
+        for i in range(0, size, size // 8 or 1):
+            self._windows.append(view[i:])
         self._topic_length = -1  # of `topic`, if that is the topic name received last
         self._viewed = False  # is `payload` a view of the current payload?
         self.reset()
@@ -88,8 +94,9 @@ class Decoder:
         self.more = False
         self._last_bytes = 0  # of `_last`; 0: the next PUBLISH is checked
         if self._streamed:
-            self._chunks().end(self)
-        self.aliases = None  # level 5: aliases.InboundAliases, if CONNECT allows topic aliases
+            self._chunks.end(self)
+        if self.aliases:
+            self.aliases = None
 
     def room(self) -> "Any":
         """Return the free part of the buffer for receiving; report with `received` how much of it was filled.
@@ -98,12 +105,12 @@ class Decoder:
         would be an allocation per read. Only a packet that would not fit then is moved to the start of the buffer.
         """
         if self.more:
-            return self._chunks().room(self)
-        if self.at == self.end:
+            return self._chunks.room(self)
+        left = self.end - self.at
+        if not left:
             self.at = self.end = 0
             return self._whole
-        left = self.end - self.at
-        size = len(self.buffer)
+        size = self._size
         step = size // 8 or 1
         i = (left + step - 1) // step
         end = i * step
@@ -114,7 +121,7 @@ class Decoder:
             at = 0
             end = left
             window = self._whole[left:]
-        if left and at != self.at:
+        if at != self.at:
             copy(self.buffer, at, self.buffer, self.at, left)
         self.at = at
         self.end = end
@@ -167,18 +174,18 @@ class Decoder:
             elif (
                 self._last_length <= left and self._last_bytes and raw_run(buf, self._last, self._last_bytes, at, 0, 0)
             ):
-                if at != self._last_at:
-                    self._move(at - self._last_at)
+                left = at + self._last_length
+                if left != self.payload_end:
+                    self._move(left - self.payload_end)
                 if self.qos:
                     left = self.topic_end
                     self.packet_id = left = buf[left] << 8 | buf[left + 1]
-                    if not left:  # [MQTT-2.3.1-1]
-                        raise MalformedPacket("packet_id 0")
                 else:
                     self.packet_id = 0
-                self.at = at + self._last_length
-                self.packet_type = 3
-                return 3
+                if left:
+                    self.at = at + self._last_length
+                    self.packet_type = 3
+                    return 3
         elif not left and not self._streamed:
             return 0
         return self._next(buf, at, self.end)
@@ -187,8 +194,6 @@ class Decoder:
         """Move the last PUBLISH's spans by this many bytes: the next PUBLISH begins with the same bytes."""
         n = self._last_bytes
         self._last_bytes = 0  # if Ctrl-C ends this half-way, the packet is decoded anew
-        self._last_at += by
-        self.moved = True
         self.topic_start += by
         self.topic_end += by
         self._place(self.payload_start + by, self.payload_end + by)
@@ -196,20 +201,16 @@ class Decoder:
 
     def _next(self, buf: "bytearray | memoryview", at: int, end: int) -> int:
         """Do what `next` does, for any packet. (Separate, because a frame with many locals is allocated on the heap.)"""
-        self.moved = True
         if self._streamed:
             if self.more:
-                return self._chunks().go_on(self)
-            self._chunks().end(self)
+                return self._chunks.go_on(self)
+            self._chunks.end(self)
             if at == end:
                 return 0
         head = buf[at]
         packet_type = head >> 4
-        if packet_type == 3:
-            # QoS 3 [MQTT-3.3.1-4], DUP at QoS 0 [MQTT-3.3.1-2]
-            if head & 6 == 6 or head & 14 == 8:
-                raise MalformedPacket("flags of PUBLISH 0x%02x" % head)
-        elif _FLAGS[packet_type] != head & 15:
+        # PUBLISH: QoS 3 [MQTT-3.3.1-4], DUP at QoS 0 [MQTT-3.3.1-2]
+        if (head & 6 == 6 or head & 14 == 8) if packet_type == 3 else _FLAGS[packet_type] != head & 15:
             self._check_flags(packet_type, head & 15)
         body = at + 2
         if body > end:
@@ -234,24 +235,24 @@ class Decoder:
         after = body + n
         if after > end:  # not complete yet
             self._need = after - at
-            if after - at <= len(buf):
+            if after - at <= self._size:
                 return 0
             if packet_type != 3 or not self._stream:
                 raise self.beyond(after - at, after)
             # The first chunk is always a full buffer, so that the chunks do not depend on how the bytes arrive.
-            if at or end < len(buf):
+            if at or end < self._size:
                 return 0
             self._last_bytes = 0
-            return self._chunks().begin(self, body, after)
+            return self._chunks.begin(self, body, after)
+        self.packet_type = packet_type
         if packet_type != 3:
-            self.packet_type = packet_type
             if 3 < packet_type < 8:  # PUBACK, PUBREC, PUBREL, PUBCOMP (§3.4 to 3.7)
                 if n == 2 and self.level != 5 and (buf[body] or buf[body + 1]):
                     self.packet_id = buf[body] << 8 | buf[body + 1]
                 else:
                     body = self._read_id(buf, body, after)
                     if self.level == 5:
-                        self._level5().read_reason(self, buf, body, after)
+                        self._level5.read_reason(self, buf, body, after)
                     elif body != after:
                         raise self.wrong_size(body, after)
             else:
@@ -280,25 +281,22 @@ class Decoder:
             if not packet_id:  # [MQTT-2.3.1-1]; 5: [MQTT-2.2.1-3]
                 raise MalformedPacket("packet_id 0")
         self.packet_id = packet_id
-        self.packet_type = 3
+        self.moved = True
         self.topic_start = start
         self.topic_end = topic_end
         if self.level == 5:
-            body = self._level5().read_topic(self, buf, body, after, after)
+            body = self._level5.read_topic(self, buf, body, after, after)
         elif not n:  # [MQTT-4.7.3-1]
             raise self.wrong_topic(start, start)
-        if head != self._head:  # usually it is the same
-            self._head = head
-            self.qos = qos
-            self.dup = head & 8 > 0
-            self.retain = head & 1 > 0
+        self.qos = qos
+        self.dup = head & 8 > 0
+        self.retain = head & 1 > 0
         if body != self.payload_start or after != self.payload_end:
             self._place(body, after)
         n = topic_end - at
         self._last_bytes = 0
         if n <= _LAST_BYTES and self.level != 5:
             raw_copy(self._last, buf, n, 0, at)
-            self._last_at = at
             self._last_length = after - at
             self._last_bytes = n
         self.at = after
@@ -311,6 +309,7 @@ class Decoder:
 
     def _place(self, start: int, end: int) -> None:
         """Set the span of the payload, or of its chunk."""
+        self.moved = True
         self.payload_start = start
         self.payload_end = end
         if self._viewed:
@@ -339,14 +338,6 @@ class Decoder:
         """Return the error for an invalid topic; it has the first 32 bytes."""
         return MalformedPacket("topic %r: UTF-8 without +, #, NUL" % bytes(self._whole[start:end][:32]))
 
-    def _chunks(self) -> "Any":
-        """Return the module that reads a PUBLISH longer than the buffer; import it with the first one."""
-        if self._chunks_module is None:
-            from . import chunks
-
-            self._chunks_module = chunks
-        return self._chunks_module
-
     def _read_id(self, buf: "bytearray | memoryview", at: int, end: int) -> int:
         """Read a packet id; return the position after it."""
         if at + 2 > end:
@@ -355,14 +346,6 @@ class Decoder:
         if not self.packet_id:  # [MQTT-2.3.1-1]; 5: [MQTT-2.2.1-3]
             raise MalformedPacket("packet_id 0")
         return at + 2
-
-    def _level5(self) -> "Any":
-        """Return the module for level 5; import it with the first packet that needs it."""
-        if self._level5_module is None:
-            from . import level5
-
-            self._level5_module = level5
-        return self._level5_module
 
     def _check_flags(self, packet_type: int, flags: int) -> None:
         """Raise unless these flags are valid; called for flags that differ from `_FLAGS`."""
@@ -397,13 +380,13 @@ class Decoder:
                 if at != end or code > 5:
                     raise MalformedPacket("code %d in CONNACK" % code)
             else:
-                self._level5().read_connack(self, buf, at, end)
+                self._level5.read_connack(self, buf, at, end)
         elif packet_type > 13:  # DISCONNECT, AUTH
-            self._level5().read_disconnect_or_auth(self, buf, at, end)
+            self._level5.read_disconnect_or_auth(self, buf, at, end)
         else:  # SUBACK (§3.9), UNSUBACK (§3.11)
             at = self._read_id(buf, at, end)
             if level == 5:
-                at = self._level5().read_results(self, buf, at, end)
+                at = self._level5.read_results(self, buf, at, end)
             elif (at == end) == (packet_type == 9):
                 raise self.wrong_size(at + (packet_type == 9), end)
             self.codes_start = at
@@ -414,11 +397,11 @@ class Decoder:
                 at += 1
 
     def __getattr__(self, name: str) -> "Any":
-        """Compute `topic` (bytes) and `payload` (a view) when they are first read.
+        """Compute `topic` (bytes) and `payload` (a view) when they are first read; import a module when a packet needs it.
 
-        They are then kept as attributes while packets have the same topic, and their payload the same span: this allocates
-        nothing, and the topic is not checked again. Offset and total length of the payload follow from its span, except for a
-        streamed one.
+        Topic and payload are then kept as attributes while packets have the same topic, and their payload the same span: this
+        allocates nothing, and the topic is not checked again. Offset and total length of the payload follow from its span, except
+        for a streamed one.
 
         (A property in the class would make MicroPython search for properties at every attribute store. That triples the time of a
         store, and a PUBLISH needs a dozen of them.)
@@ -434,4 +417,15 @@ class Decoder:
             return self.payload_end - self.payload_start
         if name == "payload_offset":
             return 0
+        # Kept, because even an import of a loaded module allocates.
+        if name == "_chunks":
+            from . import chunks
+
+            Decoder._chunks = chunks
+            return chunks
+        if name == "_level5":
+            from . import level5
+
+            Decoder._level5 = level5
+            return level5
         raise AttributeError(name)
