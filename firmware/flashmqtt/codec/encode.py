@@ -126,7 +126,7 @@ def put_ack(
     if level == 5 and (code or properties):
         return put_reason(buf, pos, head, packet_id, code, properties)
     if pos + 4 > len(buf):
-        raise _too_small(4, buf)
+        raise BufferTooSmall("%d bytes, room for %d" % (4, len(buf) - pos))
     buf[pos] = head
     buf[pos + 1] = 2
     buf[pos + 2] = packet_id >> 8
@@ -265,7 +265,7 @@ def _put_start(buf: "bytearray | memoryview", pos: int, head: int, n: int, elsew
         left >>= 7
         end += 1
     if end > len(buf):
-        raise _too_small(n + 5, buf)
+        raise BufferTooSmall("%d bytes, room for %d" % (end - pos, len(buf) - pos))
     buf[pos] = head
     return put_length(buf, pos + 1, n)
 
@@ -278,11 +278,6 @@ def put_length(buf: "bytearray | memoryview", pos: int, n: int) -> int:
         pos += 1
     buf[pos] = n
     return pos + 1
-
-
-def _too_small(n: int, buf: "bytearray | memoryview") -> "BufferTooSmall":
-    """Return the error for a packet of about n bytes."""
-    return BufferTooSmall("%d bytes, not all of them fit in the buffer of %d" % (n, len(buf)))
 
 
 def outside(name: str, value: "Any", least: int, most: int) -> "UsageError":
