@@ -310,3 +310,32 @@ def test_outbound_alias_is_assigned_once_reused_and_bounded():
     assert aliases.alias(b"c") == 0 and aliases.alias(b"b") == 2
     assert bytes(aliases.properties(2)) == b"\x23\x00\x02"
     assert OutboundAliases(0).alias(b"a") == 0
+
+
+@pytest.mark.req("W13")
+def test_malformed_packet_is_refused_after_a_call_without_memory():
+    """The first malformed packet imports the errors' module, which needs memory."""
+    sys.modules.pop("flashmqtt.codec.malformed", None)
+    if "_malformed" in Decoder.__dict__:
+        del Decoder._malformed
+    decoder = Decoder(64)
+    decoder.feed(b"\xd0\x00\xd0\x01\x00")
+    assert decoder.next() == 13
+    _refuse_without_memory(decoder)
+    for _ in range(2):
+        with pytest.raises(MalformedPacket) as wrong:
+            decoder.next()
+        assert str(wrong.value) == "packet type 13: 3 bytes, not 2"
+
+
+def _refuse_without_memory(decoder):
+    heap_lock()
+    try:
+        decoder.next()
+    except MemoryError:
+        return
+    except MalformedPacket:  # CPython has memory
+        return
+    finally:
+        heap_unlock()
+    raise AssertionError("not refused")

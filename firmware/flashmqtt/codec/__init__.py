@@ -3,6 +3,8 @@
     packets     names of the types and levels; the error for a CONNACK code
     encode      put_* functions: write a packet into the caller's buffer, return the next position
     decode      Decoder: reads a server's packets from one fixed buffer
+    chunks      a PUBLISH that is longer than this buffer
+    malformed   the errors for packets that no conforming server sends
     topics      validity and matching of topic names and filters
     utf8        one scan of a string's bytes: valid? with wildcards?
     level5      level 5 only: its additions to the packets that `decode` reads
@@ -10,5 +12,5 @@
     reasons     level 5 only: reason codes, by name and by packet
     aliases     level 5 only: topic aliases in both directions
 
-A board imports `encode`, `decode` and the modules that these need. The first packet that needs a module of level 5 imports it.
+A board imports `encode`, `decode` and the modules that these need. The first packet that needs another module imports it.
 """

@@ -26,11 +26,11 @@ def begin(decoder: "Any", body: int, after: int) -> "Any":
     head = buf[0]
     start = body + 2
     if start > end:
-        raise decoder.beyond(start, after)
+        raise decoder._malformed.beyond(decoder, start, after)
     topic_end = start + (buf[body] << 8) + buf[body + 1]
     body = topic_end + 2 if head & 6 else topic_end
     if body > after:
-        raise decoder.beyond(body, after)
+        raise decoder._malformed.beyond(decoder, body, after)
     decoder.packet_id = 0
     decoder.packet_type = 3
     decoder.topic_start = start
@@ -52,10 +52,10 @@ def begin(decoder: "Any", body: int, after: int) -> "Any":
                     raise
                 decoder.headless = True
         elif start == topic_end:  # [MQTT-4.7.3-1]
-            raise decoder.wrong_topic(start, topic_end)
+            raise decoder._malformed.wrong_topic(decoder, start, topic_end)
     if decoder.headless:
         if decoder._stream != _LONG:
-            raise decoder.beyond(after, after)
+            raise decoder._malformed.beyond(decoder, after, after)
         _cut(decoder, buf, start, topic_end, body, after)
     else:
         decoder._head_end = body
@@ -80,7 +80,7 @@ def _packet_id(packet_id: int) -> int:
 def _check_topic(decoder: "Any", buf: "bytearray | memoryview", start: int, end: int) -> None:
     # UTF-8 [MQTT-3.3.2-1], no U+0000 [MQTT-1.5.3-2], no wildcards [MQTT-3.3.2-2]
     if text_kind(buf, start, end):
-        raise decoder.wrong_topic(start, end)
+        raise decoder._malformed.wrong_topic(decoder, start, end)
 
 
 def _cut(decoder: "Any", buf: "bytearray | memoryview", start: int, topic_end: int, body: int, after: int) -> None:

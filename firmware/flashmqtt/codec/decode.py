@@ -9,7 +9,7 @@ is allowed now, and how it is answered.
 """
 
 from flashmqtt.compat import TYPE_CHECKING, const
-from flashmqtt.errors import BufferTooSmall, MalformedPacket
+from flashmqtt.errors import BufferTooSmall
 from flashmqtt.fast import copy, raw_copy, raw_run
 
 from .quick import plain_end
@@ -52,6 +52,7 @@ class Decoder:
     if TYPE_CHECKING:
         _chunks: "Any"  # the module that reads a PUBLISH longer than the buffer
         _level5: "Any"  # the module for level 5
+        _malformed: "Any"  # the module for malformed packets
 
     # Not in each object, as most need none of them: attribute stores take longer in a full table.
     topic_alias = codes_start = codes_end = 0
@@ -207,6 +208,7 @@ class Decoder:
             self._chunks.end(self)
             if at == end:
                 return 0
+        five = self.level == 5
         head = buf[at]
         packet_type = head >> 4
         # PUBLISH: QoS 3 [MQTT-3.3.1-4], DUP at QoS 0 [MQTT-3.3.1-2]
@@ -229,16 +231,16 @@ class Decoder:
                     break
                 shift += 7
                 if shift > 21:
-                    raise self.wrong_length(n, shift)
-            if not byte and self.level == 5:  # [MQTT-1.5.5-1]
-                raise self.wrong_length(n, shift)
+                    raise self._malformed.wrong_length(self, n, shift)
+            if not byte and five:  # [MQTT-1.5.5-1]
+                raise self._malformed.wrong_length(self, n, shift)
         after = body + n
         if after > end:  # not complete yet
             self._need = after - at
             if after - at <= self._size:
                 return 0
             if packet_type != 3 or not self._stream:
-                raise self.beyond(after - at, after)
+                raise self._malformed.beyond(self, after - at, after)
             # The first chunk is always a full buffer, so that the chunks do not depend on how the bytes arrive.
             if at or end < self._size:
                 return 0
@@ -247,14 +249,14 @@ class Decoder:
         self.packet_type = packet_type
         if packet_type != 3:
             if 3 < packet_type < 8:  # PUBACK, PUBREC, PUBREL, PUBCOMP (§3.4 to 3.7)
-                if n == 2 and self.level != 5 and (buf[body] or buf[body + 1]):
+                if n == 2 and not five and (buf[body] or buf[body + 1]):
                     self.packet_id = buf[body] << 8 | buf[body + 1]
                 else:
                     body = self._read_id(buf, body, after)
-                    if self.level == 5:
+                    if five:
                         self._level5.read_reason(self, buf, body, after)
                     elif body != after:
-                        raise self.wrong_size(body, after)
+                        raise self._malformed.wrong_size(self, body, after)
             else:
                 self._other(buf, body, after)
             self.at = after
@@ -265,13 +267,13 @@ class Decoder:
         qos = head >> 1 & 3
         body = topic_end + 2 if qos else topic_end
         if body > after:
-            raise self.wrong_size(body, after)
+            raise self._malformed.wrong_size(self, body, after)
         n = topic_end - start
         # The same topic as before needs no check.
         if n != self._topic_length or not raw_run(buf, self.topic, n, start, 0, 0):
             # UTF-8 [MQTT-3.3.2-1], no U+0000 [MQTT-1.5.3-2], no wildcards [MQTT-3.3.2-2]
             if plain_end(buf, start, topic_end) != topic_end and text_kind(buf, start, topic_end):
-                raise self.wrong_topic(start, topic_end)
+                raise self._malformed.wrong_topic(self, start, topic_end)
             if self._topic_length >= 0:
                 self._topic_length = -1
                 del self.topic
@@ -279,15 +281,15 @@ class Decoder:
         if qos:
             packet_id = buf[topic_end] << 8 | buf[topic_end + 1]
             if not packet_id:  # [MQTT-2.3.1-1]; 5: [MQTT-2.2.1-3]
-                raise MalformedPacket("packet_id 0")
+                raise self._malformed.wrong_id()
         self.packet_id = packet_id
         self.moved = True
         self.topic_start = start
         self.topic_end = topic_end
-        if self.level == 5:
+        if five:
             body = self._level5.read_topic(self, buf, body, after, after)
         elif not n:  # [MQTT-4.7.3-1]
-            raise self.wrong_topic(start, start)
+            raise self._malformed.wrong_topic(self, start, start)
         self.qos = qos
         self.dup = head & 8 > 0
         self.retain = head & 1 > 0
@@ -295,7 +297,7 @@ class Decoder:
             self._place(body, after)
         n = topic_end - at
         self._last_bytes = 0
-        if n <= _LAST_BYTES and self.level != 5:
+        if n <= _LAST_BYTES and not five:
             raw_copy(self._last, buf, n, 0, at)
             self._last_length = after - at
             self._last_bytes = n
@@ -316,35 +318,13 @@ class Decoder:
             self._viewed = False
             del self.payload
 
-    def beyond(self, at: int, after: int) -> "MalformedPacket":
-        """Return the error for a field that ends at `at`, outside the buffer; `after`: where the packet ends."""
-        if at > after:
-            return self.wrong_size(at, after)
-        return MalformedPacket("%d bytes, the buffer has %d" % (after - self.at, len(self.buffer)), 0x95)
-
-    def wrong_size(self, at: int, after: int) -> "MalformedPacket":
-        """Return the error for a packet that ends at `after`, although its fields end at `at`."""
-        start = self.at
-        return MalformedPacket(
-            "packet type %d: %d bytes, not %d" % (self.buffer[start] >> 4, after - start, at - start)
-        )
-
-    def wrong_length(self, n: int, shift: int) -> "MalformedPacket":
-        """Return the error for a length field with too many bytes (§2.2.3); shift: of the last byte, in bits."""
-        kind = self.buffer[self.at] >> 4
-        return MalformedPacket("packet type %d: length %d in %d bytes" % (kind, n, shift // 7 + 1))
-
-    def wrong_topic(self, start: int, end: int) -> "MalformedPacket":
-        """Return the error for an invalid topic; it has the first 32 bytes."""
-        return MalformedPacket("topic %r: UTF-8 without +, #, NUL" % bytes(self._whole[start:end][:32]))
-
     def _read_id(self, buf: "bytearray | memoryview", at: int, end: int) -> int:
         """Read a packet id; return the position after it."""
         if at + 2 > end:
-            raise self.wrong_size(at + 2, end)
+            raise self._malformed.wrong_size(self, at + 2, end)
         self.packet_id = buf[at] << 8 | buf[at + 1]
         if not self.packet_id:  # [MQTT-2.3.1-1]; 5: [MQTT-2.2.1-3]
-            raise MalformedPacket("packet_id 0")
+            raise self._malformed.wrong_id()
         return at + 2
 
     def _check_flags(self, packet_type: int, flags: int) -> None:
@@ -354,7 +334,7 @@ class Decoder:
         # DISCONNECT [MQTT-3.14.1-1], AUTH [MQTT-3.15.1-1]
         if packet_type > 13 and not flags and self.level == 5:
             return
-        raise MalformedPacket("flags %d of packet type %d" % (flags, packet_type))  # [MQTT-2.2.2-2]
+        raise self._malformed.wrong_flags(packet_type, flags)  # [MQTT-2.2.2-2]
 
     def _other(self, buf: "bytearray | memoryview", at: int, end: int) -> None:
         """Read a packet that is neither a PUBLISH nor an acknowledgement of one."""
@@ -362,23 +342,23 @@ class Decoder:
         level = self.level
         if packet_type == 13:  # PINGRESP (§3.13)
             if at != end:
-                raise self.wrong_size(at, end)
+                raise self._malformed.wrong_size(self, at, end)
         elif packet_type == 2:  # CONNACK (§3.2)
             at += 2
             if at > end:
-                raise self.wrong_size(at, end)
+                raise self._malformed.wrong_size(self, at, end)
             flags = buf[at - 2]
             code = buf[at - 1]
             self.code = code
             self.session_present = flags == 1 and level != 3  # 3.1 leaves the byte unused
             # [MQTT-3.2.2-4]; 5: [MQTT-3.2.2-1] [MQTT-3.2.2-6]
             if level != 3 and (flags > 1 or (flags and code)):
-                raise MalformedPacket("flags of CONNACK 0x%02x" % flags)
+                raise self._malformed.wrong_present(flags)
             # A server without level 5 answers with an older CONNACK (§3.1.2.2).
             if level != 5 or (at == end and code == 1):
                 self.properties_start = self.properties_end = end
                 if at != end or code > 5:
-                    raise MalformedPacket("code %d in CONNACK" % code)
+                    raise self._malformed.wrong_code(2, code)
             else:
                 self._level5.read_connack(self, buf, at, end)
         elif packet_type > 13:  # DISCONNECT, AUTH
@@ -388,12 +368,12 @@ class Decoder:
             if level == 5:
                 at = self._level5.read_results(self, buf, at, end)
             elif (at == end) == (packet_type == 9):
-                raise self.wrong_size(at + (packet_type == 9), end)
+                raise self._malformed.wrong_size(self, at + (packet_type == 9), end)
             self.codes_start = at
             self.codes_end = end
             while at < end and level != 5:
                 if buf[at] > 2 and buf[at] != 0x80:  # [MQTT-3.9.3-2]
-                    raise MalformedPacket("code 0x%02x in SUBACK" % buf[at])
+                    raise self._malformed.wrong_code(9, buf[at])
                 at += 1
 
     def __getattr__(self, name: str) -> "Any":
@@ -417,15 +397,14 @@ class Decoder:
             return self.payload_end - self.payload_start
         if name == "payload_offset":
             return 0
-        # Kept, because even an import of a loaded module allocates.
+        module: "Any"
         if name == "_chunks":
-            from . import chunks
-
-            Decoder._chunks = chunks
-            return chunks
-        if name == "_level5":
-            from . import level5
-
-            Decoder._level5 = level5
-            return level5
-        raise AttributeError(name)
+            from . import chunks as module
+        elif name == "_level5":
+            from . import level5 as module
+        elif name == "_malformed":
+            from . import malformed as module
+        else:
+            raise AttributeError(name)
+        setattr(Decoder, name, module)  # kept, because even an import of a loaded module allocates
+        return module

@@ -42,7 +42,7 @@ def read_properties(decoder: "Any", buf: "bytearray | memoryview", at: int, end:
     n = shift = 0
     while True:
         if at >= end:
-            raise decoder.beyond(at + 1, after)
+            raise decoder._malformed.beyond(decoder, at + 1, after)
         byte = buf[at]
         at += 1
         n |= (byte & 127) << shift
@@ -50,14 +50,14 @@ def read_properties(decoder: "Any", buf: "bytearray | memoryview", at: int, end:
             break
         shift += 7
         if shift > 21:
-            raise decoder.wrong_length(n, shift)
+            raise decoder._malformed.wrong_length(decoder, n, shift)
     if shift and not byte:  # [MQTT-1.5.5-1]
-        raise decoder.wrong_length(n, shift)
+        raise decoder._malformed.wrong_length(decoder, n, shift)
     decoder.properties_start = at
     at += n
     decoder.properties_end = at
     if at > end:
-        raise decoder.beyond(at, after)
+        raise decoder._malformed.beyond(decoder, at, after)
     if n:
         decoder.topic_alias = check(decoder.packet_type, buf, at - n, at)
     return at
@@ -95,7 +95,7 @@ def read_tail(decoder: "Any", buf: "bytearray | memoryview", at: int, end: int) 
     """Read properties that end with the packet."""
     at = read_properties(decoder, buf, at, end, end)
     if at != end:
-        raise decoder.wrong_size(at, end)
+        raise decoder._malformed.wrong_size(decoder, at, end)
 
 
 def read_connack(decoder: "Any", buf: "bytearray | memoryview", at: int, end: int) -> None:

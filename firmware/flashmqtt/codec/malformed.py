@@ -1,0 +1,54 @@
+"""The errors for packets that no conforming server sends. A decoder imports this module with the first such packet.
+
+The functions return the error; `decoder` is at the start of the packet.
+"""
+
+from flashmqtt.compat import TYPE_CHECKING
+from flashmqtt.errors import MalformedPacket
+
+if TYPE_CHECKING:
+    from typing import Any  # noqa: TID251
+
+
+def beyond(decoder: "Any", at: int, after: int) -> "MalformedPacket":
+    """Return the error for a field that ends at `at`, outside the buffer; `after`: where the packet ends."""
+    if at > after:
+        return wrong_size(decoder, at, after)
+    return MalformedPacket("%d bytes, the buffer has %d" % (after - decoder.at, len(decoder.buffer)), 0x95)
+
+
+def wrong_size(decoder: "Any", at: int, after: int) -> "MalformedPacket":
+    """Return the error for a packet that ends at `after`, although its fields end at `at`."""
+    start = decoder.at
+    return MalformedPacket("packet type %d: %d bytes, not %d" % (decoder.buffer[start] >> 4, after - start, at - start))
+
+
+def wrong_length(decoder: "Any", n: int, shift: int) -> "MalformedPacket":
+    """Return the error for a length field with too many bytes (§2.2.3); shift: of the last byte, in bits."""
+    kind = decoder.buffer[decoder.at] >> 4
+    return MalformedPacket("packet type %d: length %d in %d bytes" % (kind, n, shift // 7 + 1))
+
+
+def wrong_topic(decoder: "Any", start: int, end: int) -> "MalformedPacket":
+    """Return the error for an invalid topic; it has the first 32 bytes."""
+    return MalformedPacket("topic %r: UTF-8 without +, #, NUL" % bytes(decoder.buffer[start:end][:32]))
+
+
+def wrong_id() -> "MalformedPacket":
+    """Return the error for the packet id 0."""
+    return MalformedPacket("packet_id 0")
+
+
+def wrong_flags(packet_type: int, flags: int) -> "MalformedPacket":
+    """Return the error for invalid flags in the first byte."""
+    return MalformedPacket("flags %d of packet type %d" % (flags, packet_type))
+
+
+def wrong_code(packet_type: int, code: int) -> "MalformedPacket":
+    """Return the error for an invalid code in a CONNACK or SUBACK."""
+    return MalformedPacket("code 0x%02x in packet type %d" % (code, packet_type))
+
+
+def wrong_present(flags: int) -> "MalformedPacket":
+    """Return the error for the byte of Session Present in a CONNACK."""
+    return MalformedPacket("flags of CONNACK 0x%02x" % flags)
