@@ -95,12 +95,7 @@ PUBLIC = (
     Shown("A board", "boards/board.pyi", (), constants=True),
     Shown("The codec by itself", "firmware/flashmqtt/codec/encode.py", (), ("put_reason", "put_length", "outside")),
     Shown("", "firmware/flashmqtt/codec/subscribe.py", ()),
-    Shown(
-        "",
-        "firmware/flashmqtt/codec/decode.py",
-        ("Decoder",),
-        ("know_topic",),
-    ),
+    Shown("", "firmware/flashmqtt/codec/decode.py", ("Decoder",)),
     Shown("", "firmware/flashmqtt/codec/topics.py", ()),
     Shown("", "firmware/flashmqtt/codec/properties.py", ("pack", "unpack", "check", "find"), constants=True),
     Shown("", "firmware/flashmqtt/codec/packets.py", (), constants=True),

@@ -22,7 +22,7 @@ _LAST_BYTES = const(48)
 
 LONG = 16  # not a packet type: `next` may return it for a PUBLISH longer than the buffer
 
-# The flags of a server's packets by type (§2.2.2) [MQTT-2.2.2-1] [MQTT-2.1.3-1] [MQTT-3.6.1-1]; FF: see `_check_flags`.
+# The flags of a server's packets by type (§2.2.2) [MQTT-2.2.2-1] [MQTT-2.1.3-1] [MQTT-3.6.1-1]; FF: never, or see `_next`.
 _FLAGS = b"\xff\xff\x00\xff\x00\x00\x02\x00\xff\x00\xff\x00\xff\x00\xff\xff"
 
 
@@ -183,7 +183,7 @@ class Decoder:
                     self.packet_id = left = buf[left] << 8 | buf[left + 1]
                 else:
                     self.packet_id = 0
-                if left:
+                if left:  # no packet id of 0
                     self.at = at + self._last_length
                     self.packet_type = 3
                     return 3
@@ -211,9 +211,15 @@ class Decoder:
         five = self.level == 5
         head = buf[at]
         packet_type = head >> 4
-        # PUBLISH: QoS 3 [MQTT-3.3.1-4], DUP at QoS 0 [MQTT-3.3.1-2]
-        if (head & 6 == 6 or head & 14 == 8) if packet_type == 3 else _FLAGS[packet_type] != head & 15:
-            self._check_flags(packet_type, head & 15)
+        flags = head & 15
+        if packet_type == 3:  # QoS 3 [MQTT-3.3.1-4], DUP at QoS 0 [MQTT-3.3.1-2]
+            wrong = flags & 6 == 6 or flags & 14 == 8
+        else:  # 3.1: a repeated PUBREL. 5: DISCONNECT [MQTT-3.14.1-1], AUTH [MQTT-3.15.1-1]
+            wrong = flags != _FLAGS[packet_type] and not (
+                (packet_type == 6 and flags == 10 and self.level == 3) or (packet_type > 13 and not flags and five)
+            )
+        if wrong:  # [MQTT-2.2.2-2]
+            raise self._malformed.wrong_flags(packet_type, flags)
         body = at + 2
         if body > end:
             return 0
@@ -264,7 +270,7 @@ class Decoder:
         # PUBLISH (§3.3)
         start = body + 2
         topic_end = start + (buf[body] << 8) + buf[body + 1] if start <= after else start
-        qos = head >> 1 & 3
+        qos = flags >> 1 & 3
         body = topic_end + 2 if qos else topic_end
         if body > after:
             raise self._malformed.wrong_size(self, body, after)
@@ -291,8 +297,8 @@ class Decoder:
         elif not n:  # [MQTT-4.7.3-1]
             raise self._malformed.wrong_topic(self, start, start)
         self.qos = qos
-        self.dup = head & 8 > 0
-        self.retain = head & 1 > 0
+        self.dup = flags > 7
+        self.retain = flags & 1 > 0
         if body != self.payload_start or after != self.payload_end:
             self._place(body, after)
         n = topic_end - at
@@ -303,11 +309,6 @@ class Decoder:
             self._last_bytes = n
         self.at = after
         return 3
-
-    def know_topic(self, topic: "bytes | bytearray | memoryview") -> None:
-        """Set `topic` to these bytes, the topic name received last."""
-        self.topic = topic
-        self._topic_length = len(topic)
 
     def _place(self, start: int, end: int) -> None:
         """Set the span of the payload, or of its chunk."""
@@ -326,15 +327,6 @@ class Decoder:
         if not self.packet_id:  # [MQTT-2.3.1-1]; 5: [MQTT-2.2.1-3]
             raise self._malformed.wrong_id()
         return at + 2
-
-    def _check_flags(self, packet_type: int, flags: int) -> None:
-        """Raise unless these flags are valid; called for flags that differ from `_FLAGS`."""
-        if packet_type == 6 and flags == 10 and self.level == 3:  # 3.1: a repeated PUBREL
-            return
-        # DISCONNECT [MQTT-3.14.1-1], AUTH [MQTT-3.15.1-1]
-        if packet_type > 13 and not flags and self.level == 5:
-            return
-        raise self._malformed.wrong_flags(packet_type, flags)  # [MQTT-2.2.2-2]
 
     def _other(self, buf: "bytearray | memoryview", at: int, end: int) -> None:
         """Read a packet that is neither a PUBLISH nor an acknowledgement of one."""
@@ -387,8 +379,9 @@ class Decoder:
         store, and a PUBLISH needs a dozen of them.)
         """
         if name == "topic":
-            self.know_topic(bytes(self._whole[self.topic_start : self.topic_end]))
-            return self.topic
+            self.topic = topic = bytes(self._whole[self.topic_start : self.topic_end])
+            self._topic_length = len(topic)
+            return topic
         if name == "payload":
             self.payload = payload = self._whole[self.payload_start : self.payload_end]
             self._viewed = True

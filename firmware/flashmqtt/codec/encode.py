@@ -182,7 +182,7 @@ def put_connect(
     flags = clean << 1  # bit 0 is reserved and 0 [MQTT-3.1.2-3]
     # UTF-8: the client id [MQTT-3.1.3-4], the will's topic [MQTT-3.1.3-10], the user name [MQTT-3.1.3-11]; 5: [MQTT-3.1.3-4]
     # 5: [MQTT-3.1.3-11] [MQTT-3.1.3-12]
-    n = len(name) + 6 + _property_bytes(level, properties) + _check_text(client_id)
+    n = len(name) + 6 + _property_bytes(level, properties) + _check_field(client_id, True)
     if level == 3:
         if not 0 < len(client_id) < 24:  # 3.1, section 3.1: 1 to 23 characters
             raise outside("client_id", len(client_id), 1, 23)
@@ -200,15 +200,19 @@ def put_connect(
         flags |= 4 | will_qos << 3 | (32 if will_retain else 0)
         if not will_topic or text_kind(will_topic, 0, len(will_topic)):
             raise InvalidTopic("not a topic name: %r" % bytes(will_topic[:40]))
-        n += _check_binary(will_topic) + _check_binary(will_payload) + _property_bytes(level, will_properties)
+        n += (
+            _check_field(will_topic, False)
+            + _check_field(will_payload, False)
+            + _property_bytes(level, will_properties)
+        )
     if user is not None:
         flags |= 128
-        n += _check_text(user)
+        n += _check_field(user, True)
     if password is not None:
         if user is None and level != 5:  # [MQTT-3.1.2-22]
             raise UsageError("password without user")
         flags |= 64
-        n += _check_binary(password)
+        n += _check_field(password, False)
     pos = _put_start(buf, pos, 0x10, n)
     pos = _put_binary(buf, pos, name)
     buf[pos] = level
@@ -320,16 +324,13 @@ def _put_binary(buf: "bytearray | memoryview", pos: int, value: "Any") -> int:
     return pos + 2 + n
 
 
-def _check_binary(value: "Any") -> int:
+def _check_field(value: "Any", is_text: bool) -> int:
+    """Check a string of text or binary data; return its size with its length field."""
     if isinstance(value, str):
         raise UsageError("bytes, not str")
-    if len(value) > 65535:
-        raise outside("length", len(value), 0, 65535)
-    return len(value) + 2
-
-
-def _check_text(value: "Any") -> int:
-    n = _check_binary(value)
-    if text_kind(value, 0, n - 2) < 0:  # [MQTT-1.5.3-1] [MQTT-1.5.3-2]; 5: [MQTT-1.5.4-1] [MQTT-1.5.4-2]
+    n = len(value)
+    if n > 65535:
+        raise outside("length", n, 0, 65535)
+    if is_text and text_kind(value, 0, n) < 0:  # [MQTT-1.5.3-1] [MQTT-1.5.3-2]; 5: [MQTT-1.5.4-1] [MQTT-1.5.4-2]
         raise UsageError("not UTF-8: %r" % bytes(value[:40]))
-    return n
+    return n + 2

@@ -74,7 +74,8 @@ def read_topic(decoder: "Any", buf: "bytearray | memoryview", at: int, end: int,
             raise MalformedPacket("topic alias %d: none was allowed" % alias, 0x94)
         decoder.aliases.note(alias, decoder.topic if named else b"")
         if not named:
-            decoder.know_topic(decoder.aliases.topic(alias))
+            decoder.topic = topic = decoder.aliases.topic(alias)
+            decoder._topic_length = len(topic)
     elif not named:  # [MQTT-4.7.3-1] (§3.3.2.1)
         raise MalformedPacket("no topic and no alias", 0x82)
     return at

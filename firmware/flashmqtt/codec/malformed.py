@@ -40,7 +40,7 @@ def wrong_id() -> "MalformedPacket":
 
 
 def wrong_flags(packet_type: int, flags: int) -> "MalformedPacket":
-    """Return the error for invalid flags in the first byte."""
+    """Return the error for invalid flags in the first byte (§2.2.2)."""
     return MalformedPacket("flags %d of packet type %d" % (flags, packet_type))
 
 
