@@ -138,6 +138,21 @@ def test_message_stored_after_a_damaged_one_is_read():
 
 
 @pytest.mark.req("S6")
+@pytest.mark.parametrize("change", ("finish", "mark"))
+def test_sequence_of_a_damaged_finished_or_marked_message_is_not_used_again(change):
+    """The next message got its sequence, was taken for finished (or marked), and was never sent."""
+    region, journal = stored(3)
+    getattr(journal, change)(3)
+    journal.hold(7, b"inbound", 7)  # states that message 3 is finished or marked, but not the next sequence
+    flip(region, b"003" + bytes(50), 0)
+    journal = Journal(region)
+    assert journal.append(b"004", 3) == 4
+    assert not journal.is_finished(4) and not journal.is_marked(4)
+    assert journal.is_finished(3) == (change == "finish") and journal.is_marked(3) == (change == "mark")
+    assert journal.waiting == (3 if change == "finish" else 4)
+
+
+@pytest.mark.req("S6")
 def test_damage_at_the_windows_end_loses_no_message_at_its_start():
     region, _ = stored(40)
     flip(region, b"032" + bytes(50), 0)

@@ -377,8 +377,8 @@ class _Reading:
                 if record.body:
                     state.dropped, state.damaged = _number(record.body, 0), _number(record.body, 4)
                 state.boot += record.kind & MOUNTED > 0
-        state.next_seq = max(next_seq, low)
         state.low, state.finished, state.marked = low, _bitmap(finished, low), _bitmap(marked, low)
+        state.next_seq = max(next_seq, low, *(sequence + 1 for sequence in state.finished | state.marked))
 
     def held(
         self,

@@ -257,6 +257,10 @@ class Recovery:
         self._list_held()
         j.low = unpack_from("<I", j._state)[0]
         j.next_seq = max(j.next_seq, j.low)
+        # A message that is finished or marked was stored, even if its record is damaged and no later one states the sequence.
+        for seq in range(j.low, j.low + _WINDOW):
+            if j.is_finished(seq) or j.is_marked(seq):
+                j.next_seq = max(j.next_seq, seq + 1)
         j._advance()
         j.fresh = j.next_seq == 1 and not self._places and is_blank(j.note, 0, 12)
         self._place_cursor()
