@@ -73,10 +73,15 @@ class Held:
         """Return the keys of the complete messages."""
         return [self._keys[i] for i in range(self.count) if self._keys[i] != self._begun]
 
-    def length(self, key: int) -> "Any":
+    def held_length(self, key: int) -> "Any":
         """Return a message's length, 0 if it is not held."""
         i = self._find(key)
         return self._lengths[i] if i >= 0 and key != self._begun else 0
+
+    def longest_hold(self) -> int:
+        """Return the longest length of a held message: a quarter of the sectors, to leave room for others."""
+        journal = self._journal
+        return int(journal.region.sectors >> 2) * (journal._sector_bytes // _PAGE - 1) * _BODY_MAX
 
     def can_hold(self, length: int) -> bool:
         """Return whether there is room now to hold a message of this length."""
@@ -116,16 +121,16 @@ class Held:
 
     # --- in pieces ---
 
-    def begin(self, key: int, length: int) -> None:
+    def hold_begin(self, key: int, length: int) -> None:
         """Begin a message that comes in pieces; it is held when the last piece is written."""
-        self.abandon()
+        self.hold_abandon()
         self._prepare(key, length)
         self._begun_piece = bytearray(_BODY_MAX)
         self._begun = key
         self._begun_length = length
         self._begun_done = self._begun_fill = 0
 
-    def extend(self, buf: "bytes | bytearray | memoryview", start: int, n: int) -> None:
+    def hold_extend(self, buf: "bytes | bytearray | memoryview", start: int, n: int) -> None:
         """Add buf[start:start+n]; every 232 bytes are written as a record, and so is the rest."""
         piece = self._begun_piece
         while n:
@@ -144,7 +149,7 @@ class Held:
                 if left <= 0:
                     self._begun = 0
 
-    def abandon(self) -> None:
+    def hold_abandon(self) -> None:
         """Discard an incomplete message."""
         key = self._begun
         self._begun = 0
@@ -201,7 +206,7 @@ class Held:
         journal._write(_RELEASED, 0, journal.next_seq, self._released, 0, 2 * self.pending, _FOR_STATE)
         self.pending = 0
 
-    def read(self, key: int, offset: int, buf: "bytearray | memoryview", at: int, n: int) -> None:
+    def read_held(self, key: int, offset: int, buf: "bytearray | memoryview", at: int, n: int) -> None:
         """Copy bytes of a message."""
         i = self._find(key)
         if i < 0 or offset < 0 or n < 0 or offset + n > self._lengths[i] or not 0 <= at <= len(buf) - n:
@@ -304,7 +309,7 @@ class Held:
             self._buffer = bytearray(n)
         first = at
         try:
-            self.read(self._keys[i], 0, self._buffer, 0, n)
+            self.read_held(self._keys[i], 0, self._buffer, 0, n)
         except StoreCorrupt:
             n = first = 0  # the header's place: the next mount finds no message there, and counts it as damaged
         done = piece = 0

@@ -130,7 +130,10 @@ class Journal:
         return Journal(region, policy, True)
 
     def __getattr__(self, name: str) -> "Any":
-        """Return a computed attribute. (A property in the class would make every attribute store ten times as slow.)"""
+        """Return a computed attribute, or a method of a part that is loaded when it is needed.
+
+        A property in the class would make every attribute store ten times as slow.
+        """
         if name == "stored":
             return self.next_seq - 1
         if name == "waiting":
@@ -139,7 +142,23 @@ class Journal:
                 if self._state[4 + (seq >> 3 & 3)] & 1 << (seq & 7):
                     n -= 1
             return n
-        raise AttributeError(name)
+        if name == "begin" or name == "extend" or name == "commit":
+            if self._pieces is None:
+                from .pieces import Pieces
+
+                self._pieces = Pieces(self)
+            part = self._pieces
+        elif "hold" in name or "held" in name or name == "discard":
+            if self._held is None:
+                from .held import Held
+
+                self._held = Held(self)
+            part = self._held
+        else:
+            raise AttributeError(name)
+        method = getattr(part, name)
+        setattr(self, name, method)  # so the next call takes no detour
+        return method
 
     # --- outgoing messages ---
 
@@ -152,11 +171,10 @@ class Journal:
             StoreWorn: too few sectors work. StoreError: all 2^30 sequence numbers are used.
         """
         if length > _BODY_MAX:
-            pieces = self._load_pieces()
-            if not pieces.begin(length):
+            if not self.begin(length):
                 return 0
-            pieces.extend(buf, length)
-            return pieces.commit()
+            self.extend(buf, length)
+            return self.commit()
         if not 0 < length <= len(buf) or self.next_seq >= _SEQUENCE_LIMIT:
             from .faults import refuse_length
 
@@ -174,38 +192,30 @@ class Journal:
         self._stored(seq, place, length)
         return seq
 
-    def begin(self, length: int) -> bool:
-        """Begin a message of `length` bytes that comes in pieces; it is stored when `commit` returns.
+    if TYPE_CHECKING:  # `__getattr__` loads these methods of `pieces.Pieces`
 
-        The next `append` or `begin`, or a power cut, discards an incomplete message. Return False if the policy dropped it.
+        def begin(self, length: int) -> bool:
+            """Begin a message of `length` bytes that comes in pieces; it is stored when `commit` returns.
 
-        Raises:
-            UsageError, StoreFull, StoreWorn, StoreError: as for `append`.
-        """
-        return self._load_pieces().begin(length)
+            The next `append` or `begin`, or a power cut, discards an incomplete message. Return False if the policy dropped it.
 
-    def extend(self, buf: "bytes | bytearray | memoryview", n: int) -> None:
-        """Add the next piece, buf[:n].
+            Raises:
+                UsageError, StoreFull, StoreWorn, StoreError: as for `append`.
+            """
 
-        Raises:
-            UsageError: no message was begun, the piece is longer than the rest of the message, or buf is shorter than n.
-        """
-        self._load_pieces().extend(buf, n)
+        def extend(self, buf: "bytes | bytearray | memoryview", n: int) -> None:
+            """Add the next piece, buf[:n].
 
-    def commit(self) -> int:
-        """End the message, which is durable now; return its sequence, or 0 if the policy dropped it meanwhile.
+            Raises:
+                UsageError: no message was begun, the piece is longer than the rest of the message, or buf is shorter than n.
+            """
 
-        Raises:
-            UsageError: the message is not complete.
-        """
-        return self._load_pieces().commit()
+        def commit(self) -> int:
+            """End the message, which is durable now; return its sequence, or 0 if the policy dropped it meanwhile.
 
-    def _load_pieces(self) -> "Any":
-        if self._pieces is None:
-            from .pieces import Pieces
-
-            self._pieces = Pieces(self)
-        return self._pieces
+            Raises:
+                UsageError: the message is not complete.
+            """
 
     def length(self, seq: int) -> int:
         """Return the length of a message in the window; 0 if its body was dropped or is damaged.
@@ -334,72 +344,56 @@ class Journal:
 
     # --- held messages: implemented in `held.py` ---
 
-    def hold(self, key: int, buf: "bytes | bytearray | memoryview", length: int) -> None:
-        """Store an inbound message buf[:length] under its key (1 to 65,535), durably; it is kept until `discard`.
+    if TYPE_CHECKING:  # `__getattr__` loads these methods
 
-        Raises:
-            UsageError: as for `append`, or the key is in use. StoreFull: no room, or `hold_limit` are held. StoreWorn.
-        """
-        self._load_held().hold(key, buf, length)
+        def hold(self, key: int, buf: "bytes | bytearray | memoryview", length: int) -> None:
+            """Store an inbound message buf[:length] under its key (1 to 65,535), durably; it is kept until `discard`.
 
-    def hold_begin(self, key: int, length: int) -> None:
-        """Begin an inbound message of `length` bytes under `key` that comes in pieces; it is held when it is complete.
+            Raises:
+                UsageError: as for `append`, or the key is in use. StoreFull: no room, or `hold_limit` are held. StoreWorn.
+            """
 
-        The next `hold_begin`, or a power cut, discards an incomplete message.
+        def hold_begin(self, key: int, length: int) -> None:
+            """Begin an inbound message of `length` bytes under `key` that comes in pieces; it is held when it is complete.
 
-        Raises:
-            UsageError, StoreFull, StoreWorn: as for `hold`.
-        """
-        self._load_held().begin(key, length)
+            The next `hold_begin`, or a power cut, discards an incomplete message.
 
-    def hold_extend(self, buf: "bytes | bytearray | memoryview", start: int, n: int) -> None:
-        """Add the next piece, buf[start:start+n]; when the message is complete, it is held and durable.
+            Raises:
+                UsageError, StoreFull, StoreWorn: as for `hold`.
+            """
 
-        Raises:
-            StoreFull: outgoing messages took the room meanwhile. StoreWorn.
-        """
-        self._held.extend(buf, start, n)
+        def hold_extend(self, buf: "bytes | bytearray | memoryview", start: int, n: int) -> None:
+            """Add the next piece, buf[start:start+n]; when the message is complete, it is held and durable.
 
-    def hold_abandon(self) -> None:
-        """Discard an incomplete message."""
-        if self._held is not None:
-            self._held.abandon()
+            Raises:
+                StoreFull: outgoing messages took the room meanwhile. StoreWorn.
+            """
 
-    def longest_hold(self) -> int:
-        """Return the longest length of a held message: a quarter of the sectors, to leave room for others."""
-        return (self.region.sectors >> 2) * (self._sector_bytes // _PAGE - 1) * _BODY_MAX
+        def hold_abandon(self) -> None:
+            """Discard an incomplete message."""
 
-    def _load_held(self) -> "Any":
-        if self._held is None:
-            from .held import Held
+        def longest_hold(self) -> int:
+            """Return the longest length of a held message: a quarter of the sectors, to leave room for others."""
 
-            self._held = Held(self)
-        return self._held
+        def can_hold(self, length: int) -> bool:
+            """Return whether there is room now to hold a message of this length; this also loads the module that holds it."""
 
-    def can_hold(self, length: int) -> bool:
-        """Return whether there is room now to hold a message of this length; this also loads the module that holds it."""
-        return self._load_held().can_hold(length)
+        def held_length(self, key: int) -> int:
+            """Return the length of the message held under this key, 0 if there is none."""
+
+        def read_held(self, key: int, offset: int, buf: "bytearray | memoryview", at: int, n: int) -> None:
+            """Copy n bytes of the message held under this key, from an offset on, to buf[at:at+n].
+
+            Raises:
+                UsageError: the message has no such bytes. StoreCorrupt: it can't be read any more.
+            """
+
+        def discard(self, key: int) -> None:
+            """Remove the message held under this key; durable after `sync` or `flush`."""
 
     def held(self) -> "list[int]":
         """Return the keys of the held messages, oldest first."""
         return [] if self._held is None else self._held.order()
-
-    def held_length(self, key: int) -> int:
-        """Return the length of the message held under this key, 0 if there is none."""
-        return 0 if self._held is None else self._held.length(key)
-
-    def read_held(self, key: int, offset: int, buf: "bytearray | memoryview", at: int, n: int) -> None:
-        """Copy n bytes of the message held under this key, from an offset on, to buf[at:at+n].
-
-        Raises:
-            UsageError: the message has no such bytes. StoreCorrupt: it can't be read any more.
-        """
-        self._load_held().read(key, offset, buf, at, n)
-
-    def discard(self, key: int) -> None:
-        """Remove the message held under this key; durable after `sync` or `flush`."""
-        if self._held is not None:
-            self._held.discard(key)
 
     # --- durability ---
 

@@ -466,7 +466,7 @@ class Recovery:
                     if j._kind & _LAST:
                         held.add(key, place, length)
                         break
-            if j._skipped and not held.length(key):
+            if j._skipped and not held.held_length(key):
                 j.damaged += 1
 
     # --- continuing ---
