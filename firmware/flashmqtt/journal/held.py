@@ -8,10 +8,10 @@ from array import array
 from struct import pack_into
 
 from flashmqtt.compat import TYPE_CHECKING, const
-from flashmqtt.errors import StoreCorrupt, StoreError, StoreFull, StoreWorn, UsageError
+from flashmqtt.errors import StoreCorrupt, StoreError, StoreFull, UsageError
 from flashmqtt.fast import copy
 
-from .room import has_room
+from .room import has_room, refuse_worn
 
 if TYPE_CHECKING:
     from typing import Any  # noqa: TID251
@@ -107,9 +107,12 @@ class Held:
         journal = self._journal
         if self.count == journal.hold_limit:
             raise StoreFull("%d messages are held" % self.count)
-        journal._guard()
+        if journal._busy:
+            from .faults import refuse_write
+
+            refuse_write(journal)
         if journal.worn:
-            raise StoreWorn("%d bad sectors" % journal._bad)
+            refuse_worn(journal)
         if self.pending:  # the record of an earlier discard of this key must come before the new message
             self.write_released()
         # All held messages of a sector must fit into a new one, after its header and lists, when they are carried.
@@ -212,8 +215,7 @@ class Held:
         if i < 0 or offset < 0 or n < 0 or offset + n > self._lengths[i] or not 0 <= at <= len(buf) - n:
             raise UsageError("read_held: not of this message")
         journal = self._journal
-        journal._begin_read(0, self._places[i])
-        if not journal._copy_pieces(_HELD, key, offset, buf, at, n):
+        if not journal._copy_pieces(_HELD, key, self._places[i], offset, buf, at, n):
             raise StoreCorrupt("the message held for %d can't be read" % key)
 
     def lies_in(self, sector: int) -> bool:

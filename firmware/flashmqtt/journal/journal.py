@@ -59,6 +59,7 @@ DROP_NEWEST = 2
 
 MAGIC = b"fmqj"
 HEADER_FIELDS = "<4s4BI12s6I4HI12s"  # for `struct`: a header's bytes before the list of held messages
+RECORD_FIELDS = "<2BHI12s"  # and a record's bytes between its CRC and its body
 
 
 # Recovery runs once per boot. As .mpy, the module is loaded for the mount and removed from memory after it. From source, it is
@@ -104,11 +105,11 @@ class Journal:
         _held: "Any"
         fresh = worn = closed = False
         policy = next_seq = low = floor = dropped = damaged = boot = hold_limit = 0
-        note = _state = _counts = _use = _page = _out = bytearray()
+        note = _state = _use = _page = _out = bytearray()
         _seqs = _first = _after = _ends = _places = _lengths = array("i")
         _views: "dict[int, Any]" = {}
         _unsynced = _unflushed = _busy = _spoiled = _keep_head = _rotating = False
-        _written_losses = _sector_bytes = _shift = _bad = _chain = _free = _reserve = _continued = 0
+        _written_losses = _sector_bytes = _shift = _chain = _free = _reserve = _continued = 0
         wear = _head = _head_top = _tail = _prev = _end = _ring_seq = _new_erases = _ahead = _new_tail = 0
         _page_at = _offset_mask = _located = _cursor_sector = _cursor_at = 0
         _sector = _at = _record_end = _length = _kind = _key = _seq = _skipped = 0
@@ -138,9 +139,8 @@ class Journal:
             return self.next_seq - 1
         if name == "waiting":
             n = self.next_seq - self.low
-            for seq in range(self.low + 1, min(self.next_seq, self.low + _WINDOW)):
-                if self._state[4 + (seq >> 3 & 3)] & 1 << (seq & 7):
-                    n -= 1
+            for i in range(_WINDOW):
+                n -= self._state[4 + (i >> 3)] >> (i & 7) & 1
             return n
         if name == "begin" or name == "extend" or name == "commit":
             if self._pieces is None:
@@ -239,21 +239,23 @@ class Journal:
             from .faults import refuse_read
 
             refuse_read(self, seq, offset, buf, at, n)
-        if seq != self._read_seq or offset < self._read_from:
-            self._begin_read(seq, self._places[seq & 31])
-        if not self._copy_pieces(_MESSAGE, seq, offset, buf, at, n):
+        if not self._copy_pieces(_MESSAGE, seq, self._places[seq & 31], offset, buf, at, n):
             self._read_seq = self._lengths[seq & 31] = 0
             raise StoreCorrupt("message %d can't be read" % seq)
 
-    def _begin_read(self, seq: int, place: int) -> None:
-        self._read_seq = seq
-        self._read_place = place
-        self._read_from = self._read_piece = 0
-
     def _copy_pieces(
-        self, kind: int, ident: int, offset: int, buf: "bytes | bytearray | memoryview", at: int, n: int
+        self, kind: int, ident: int, first: int, offset: int, buf: "bytes | bytearray | memoryview", at: int, n: int
     ) -> bool:
-        """Copy bytes of a message; at `_read_place` is its piece `_read_piece`, which begins with byte `_read_from`."""
+        """Copy bytes of a message that begins at the place `first`; return False if a piece is missing.
+
+        If the last call read the same outgoing message, start at its last piece: at `_read_place` is piece `_read_piece`, which
+        begins with byte `_read_from`.
+        """
+        message = kind == _MESSAGE
+        if not message or ident != self._read_seq or offset < self._read_from:
+            self._read_seq = ident if message else 0
+            self._read_place = first
+            self._read_from = self._read_piece = 0
         size = self._sector_bytes
         sector = self._read_place // size
         place = self._read_place % size
@@ -264,7 +266,6 @@ class Journal:
             place = self._record_end
             if self._kind & _TYPE != kind:
                 continue
-            message = kind == _MESSAGE
             if (self._seq if message else self._key) != ident:
                 continue
             if (self._key if message else self._seq) != self._read_piece:
@@ -438,9 +439,9 @@ class Journal:
     def _write_state(self, flags: int) -> None:
         n = 0
         if self.damaged + self.dropped != self._written_losses:
-            pack_into("<2I", self._counts, 0, self.dropped, self.damaged)
+            pack_into("<2I", self._state, 12, self.dropped, self.damaged)
             n = 8
-        self._write(_STATE | flags, 0, self.next_seq, self._counts, 0, n, _FOR_STATE)
+        self._write(_STATE | flags, 0, self.next_seq, self._state, 12, n, _FOR_STATE)
         self._written_losses = self.damaged + self.dropped
 
     # --- room ---
@@ -479,10 +480,9 @@ class Journal:
 
     def _load(self, at: int) -> None:
         """Load the page at an offset of the region into `_page`."""
-        if at != self._page_at:
-            self._page_at = -1
-            self.region.read(at, self._page)
-            self._page_at = at
+        self._page_at = -1
+        self.region.read(at, self._page)
+        self._page_at = at
 
     def _look(self, sector: int, at: int) -> bool:
         """Read the record at an offset of a sector; return False if there is no whole record."""
@@ -541,12 +541,12 @@ class Journal:
             seq = found = self._located
             sector = self._cursor_sector
             at = self._cursor_at
-            begun = piece = total = place = 0
+            begun = piece = total = 0
             self._skipped = 0
             while True:
                 if not self._next(sector, at):
                     found = self.next_seq  # end of the chain: the missing messages are damaged
-                    place = -1
+                    begun = 0
                     break
                 sector = self._sector
                 at = self._record_end
@@ -569,7 +569,7 @@ class Journal:
                     break
             for lost in range(seq, min(found, window_end)):
                 self._lengths[lost & 31] = 0
-            if place >= 0 and found < window_end:
+            if begun and found < window_end:
                 self._places[found & 31] = place
                 self._lengths[found & 31] = total
                 found += 1
@@ -579,13 +579,6 @@ class Journal:
 
     # --- writing ---
 
-    def _guard(self) -> None:
-        """Refuse a write from a callback, and after `close`."""
-        if self._busy:
-            from .faults import refuse_write
-
-            refuse_write(self)
-
     def _write(
         self, kind: int, key: int, seq: int, buf: "bytes | bytearray | memoryview", start: int, n: int, need: int
     ) -> int:
@@ -594,7 +587,9 @@ class Journal:
         The usual case is inlined here: on a board, each function call takes a tenth of the time of a flash program.
         """
         if self._busy:
-            self._guard()
+            from .faults import refuse_write
+
+            refuse_write(self)
         self._busy = True
         try:
             at = self._end
@@ -606,12 +601,11 @@ class Journal:
             else:
                 out = self._out
                 i = at & self._offset_mask
-                pack_into("<2BHI", out, i + 4, n, kind, key, seq)
-                raw_copy(out, self._state, 12, i + 12, 0)
+                pack_into(RECORD_FIELDS, out, i + 4, n, kind, key, seq, self._state)
                 raw_copy(out, buf, n, i + _RECORD, start)
                 raw_crc32(out, self._seqs[self._head], n + 20, i + 4, i, 1)
                 try:
-                    self._program(self._head * self._sector_bytes + at - i, i, _RECORD + n)
+                    self._program(self._head, at, _RECORD + n)
                 except FlashFailed:
                     self._spoiled = True
                     at = self._open(kind, key, seq, buf, start, n, need)
@@ -622,24 +616,6 @@ class Journal:
             self._head_top = seq + 1
         self._unsynced = self._unflushed = False
         return self._head * self._sector_bytes + at
-
-    def _stage(
-        self,
-        i: int,
-        sector: int,
-        kind: int,
-        key: int,
-        seq: int,
-        buf: "bytes | bytearray | memoryview",
-        start: int,
-        n: int,
-    ) -> None:
-        """Write a record into `_out`."""
-        out = self._out
-        pack_into("<2BHI", out, i + 4, n, kind, key, seq)
-        raw_copy(out, self._state, 12, i + 12, 0)
-        raw_copy(out, buf, n, i + _RECORD, start)
-        raw_crc32(out, self._seqs[sector], n + 20, i + 4, i, 1)
 
     def _put(
         self,
@@ -657,39 +633,41 @@ class Journal:
         Raises:
             FlashFailed: the program operation failed.
         """
+        out = self._out
         i = at & self._offset_mask
-        self._stage(i, sector, kind, key, seq, buf, start, n)
-        self._program(sector * self._sector_bytes + at - i, i, _RECORD + n)
+        pack_into(RECORD_FIELDS, out, i + 4, n, kind, key, seq, self._state)
+        raw_copy(out, buf, n, i + _RECORD, start)
+        raw_crc32(out, self._seqs[sector], n + 20, i + 4, i, 1)
+        self._program(sector, at, _RECORD + n)
 
-    def _program(self, place: int, i: int, n: int, again: bool = False) -> None:
-        """Program out[i:i+n]; `place` is the place of out[0]. Afterwards all of `_out` is FF again."""
+    def _program(self, sector: int, at: int, n: int, again: bool = False) -> None:
+        """Program n bytes of `_out`, from `at & _offset_mask` on. Afterwards all of `_out` is FF again."""
         self._page_at = -1
         out: "Any" = self._out
         mask = self._offset_mask
+        i = at & mask
         if mask != 255:
             end = (i + n + mask) & ~mask
             out = self._views.get(end)
             if out is None:
                 out = self._views[end] = memoryview(self._out)[:end]
         try:
-            self.region.program(place, out, again)
+            self.region.program(sector * self._sector_bytes + at - i, out, again)
         finally:
             raw_fill(self._out, n, 0xFF, i)
 
     def _erase_next(self) -> None:
-        """Erase the next free sector, `_ahead`."""
-        sector = self._head
+        """Erase the next free sector in ring order, and note it in `_ahead`."""
         n = self.region.sectors
+        sector = self._head
         for _ in range(n):
-            sector = sector + 1 if sector + 1 < n else 0
-            if sector == self._ahead:
-                return
-            if self._use[sector] == _FREE:
+            sector = (sector + 1) % n
+            if not self._use[sector]:
                 # The erase count (below 2^24) is in the old header; without a whole header, assume the count of the head.
                 self._load(sector * self._sector_bytes)
                 page = self._page
                 end = _HEADER - 4 + 4 * (page[7] & 63)
-                whole = page[0] == 0x66 and end < _PAGE and raw_crc32(page, 0, end, 0, end, 0)
+                whole = end < _PAGE and raw_crc32(page, 0, end, 0, end, 0)
                 self._new_erases = 1 + (page[44] | page[45] << 8 | page[46] << 16) if whole else self.wear
                 self._page_at = -1
                 try:
@@ -705,10 +683,9 @@ class Journal:
         """Do not use a sector until the next boot, which tries it again."""
         self._use[sector] = _BAD
         self._seqs[sector] = 0
-        self._bad += 1
         self._free -= 1
         self._ahead = -1
-        if self.region.sectors - self._bad < 4:
+        if self._chain + self._free < 4:
             self.worn = True
 
     def _open(
@@ -718,9 +695,10 @@ class Journal:
         message = kind & _TYPE == _MESSAGE
         held = self._held
         while True:
-            self._erase_next()  # before messages are dropped for it, as it may be bad
+            if self._ahead < 0:
+                self._erase_next()  # before messages are dropped for it, as it may be bad
             target = self._ahead
-            usable = self.region.sectors - self._bad
+            usable = self._chain + self._free
             chain = self._chain_from(self._rotating or (message and 2 * self._chain > usable))
             if message and usable - chain <= need:
                 chain = self._chain_from(True)
@@ -728,7 +706,7 @@ class Journal:
                 try:
                     from .room import make_room
                 except MemoryError:  # the policy decides, as for any message without room
-                    raise StoreFull("no memory to load journal.room, which makes room")
+                    raise StoreFull("no memory to load journal.room")
                 make_room(self, need, message)
                 continue
             old = self._head
@@ -745,7 +723,7 @@ class Journal:
             try:
                 end = held.put_opening(target) if held is not None else 0
                 at = self._stage_header(target, tail, prev)
-                self._program(target * self._sector_bytes, 0, at)
+                self._program(target, 0, at)
                 at = max(at, end)
                 if (at & 255) + n > _BODY_MAX:
                     at = (at | 255) + 1

@@ -5,11 +5,11 @@ loaded with the first such message.
 """
 
 from flashmqtt.compat import TYPE_CHECKING, const
-from flashmqtt.errors import StoreError, StoreFull, StoreWorn, UsageError
+from flashmqtt.errors import StoreError, StoreFull, UsageError
 from flashmqtt.fast import raw_copy
 
 from .journal import DROP_NEWEST
-from .room import has_room, longest, may_drop_for
+from .room import has_room, longest, may_drop_for, refuse_worn
 
 if TYPE_CHECKING:
     from typing import Any  # noqa: TID251
@@ -38,10 +38,13 @@ class Pieces:
             raise UsageError("a message of %d bytes" % length)
         if journal.next_seq >= _SEQUENCE_LIMIT:
             raise StoreError("every sequence is used: call format()")
-        journal._guard()
+        if journal._busy:
+            from .faults import refuse_write
+
+            refuse_write(journal)
         self.abandon()
         if journal.worn:
-            raise StoreWorn("%d bad sectors" % journal._bad)
+            refuse_worn(journal)
         most = longest(journal)
         if length > most or not (may_drop_for(journal, length) or has_room(journal, length, journal._reserve, True)):
             if journal.policy != DROP_NEWEST:

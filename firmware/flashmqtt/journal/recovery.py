@@ -9,13 +9,13 @@ Recovery runs once per boot, and its module does not stay in memory. It does not
 """
 
 from array import array
-from struct import unpack_from
+from struct import pack_into, unpack_from
 
 from flashmqtt.compat import TYPE_CHECKING, const
 from flashmqtt.errors import FlashFailed, StoreCorrupt, StoreForeign, StoreWorn, UsageError
 from flashmqtt.fast import copy, is_blank, raw_crc32, raw_fill
 
-from .journal import HEADER_FIELDS, MAGIC
+from .journal import HEADER_FIELDS, MAGIC, RECORD_FIELDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -62,12 +62,13 @@ def prepare(journal: "Any", region: "Any", policy: int) -> None:
     j.next_seq = j.low = j.floor = j.boot = 1
     j.dropped = j.damaged = 0
     j.note = bytearray(b"\xff" * 12)
-    j._state = bytearray(12)  # low, finished and marked, in the layout of every record
+    j._state = bytearray(
+        20
+    )  # low, finished and marked, in the layout of every record; dropped and damaged to be written
     j._state[0] = 1
     j._unsynced = j._unflushed = False  # are there changes for `sync`, for `flush`?
     j._busy = False  # True during a write, and when closed
     j._written_losses = 0  # dropped + damaged as written on flash
-    j._counts = bytearray(8)
     # Sectors.
     j._sector_bytes = size
     j._shift = len(bin(size)) - 3
@@ -78,7 +79,7 @@ def prepare(journal: "Any", region: "Any", policy: int) -> None:
     j._ends = array("H", [0] * n)  # where the sector's records end; the head's: `_end`
     j._head = j._tail = j._prev = _NONE  # `_prev`: the sector before the head on the chain
     j._end = j._ring_seq = j.wear = j._new_erases = 0  # `_new_erases`: of the sector that was erased in advance
-    j._chain = j._bad = 0  # how many sectors
+    j._chain = 0  # how many sectors
     j.hold_limit = 128 if size >= 4096 else 40  # how many held messages an opening can list
     j._reserve = 3 if n > 5 else 2  # free sectors after an outgoing message; the third is for inbound messages
     j._free = n  # sectors that are neither on the chain nor bad
@@ -378,13 +379,11 @@ class Recovery:
         if not self._scan(head, end + 4):
             return False
         for at in 0, self._last_at:
-            i = at & 255
-            start = i & j._offset_mask
             page = self._last if at else self._header
             n = _RECORD + page[4] if at else _HEADER + 4 * (page[7] & 63)
-            copy(j._out, start, page, 0, n)
+            copy(j._out, at & j._offset_mask, page, 0, n)
             try:
-                j._program(head * j._sector_bytes + at - start, start, n, True)
+                j._program(head, at, n, True)
             except FlashFailed:
                 pass  # it was read whole, and the next sector will repeat its state
         return True
@@ -511,13 +510,12 @@ class Recovery:
             return False
         i = at & 255
         start = i & j._offset_mask
-        place = j._head * j._sector_bytes + at - i
-        j._stage(start, j._head, _STATE | _MOUNT, 0, j.next_seq, b"", 0, 0)
-        if not self._may_become(place, i, start, _RECORD):
+        self._stage(start, j._head, _STATE | _MOUNT)
+        if not self._may_become(j._head * j._sector_bytes + at - i, i, start, _RECORD):
             raw_fill(j._out, _RECORD, 0xFF, start)
             return False
         try:
-            j._program(place + i - start, start, _RECORD, True)
+            j._program(j._head, at, _RECORD, True)
         except FlashFailed:
             return False
         if not j._look(j._head, at):
@@ -526,6 +524,12 @@ class Recovery:
         j._ring_seq += _VOIDED
         j.boot += 1
         return True
+
+    def _stage(self, i: int, sector: int, kind: int) -> None:
+        """Write a record without a body into the journal's output."""
+        j = self.j
+        pack_into(RECORD_FIELDS, j._out, i + 4, 0, kind, 0, j.next_seq, j._state)
+        raw_crc32(j._out, j._seqs[sector], 20, i + 4, i, 1)
 
     def _may_become(self, place: int, i: int, start: int, n: int) -> bool:
         """Return whether n bytes of a page from i on have only such bits cleared as the staged bytes have."""
@@ -545,10 +549,9 @@ class Recovery:
             j._seqs[sector] = j._ring_seq
             try:
                 end = j._stage_header(sector, sector, _NONE)
-                j._program(place, 0, end, True)
-                i = end & j._offset_mask
-                j._stage(i, sector, _STATE, 0, 1, b"", 0, 0)
-                j._program(place + end - i, i, _RECORD, True)
+                j._program(sector, 0, end, True)
+                self._stage(end & j._offset_mask, sector, _STATE)
+                j._program(sector, end, _RECORD, True)
             except FlashFailed:
                 pass
             j._load(place)
@@ -568,7 +571,7 @@ class Recovery:
         for sector in range(self._sectors):
             j._seqs[sector] = 1
             n = j._stage_header(sector, sector, _NONE)
-            j._stage(n, sector, _STATE, 0, 1, b"", 0, 0)
+            self._stage(n, sector, _STATE)
             n += _RECORD
             for at in range(0, j._sector_bytes, _PAGE):
                 place = sector * j._sector_bytes + at

@@ -24,7 +24,7 @@ _FOR_STATE = const(1)
 def longest(journal: "Any") -> int:
     """Return the longest length of a message that fits if all other messages are dropped."""
     pages = journal._sector_bytes // _PAGE - 1
-    sectors = journal.region.sectors - journal._bad - journal._reserve - 1
+    sectors = journal._chain + journal._free - journal._reserve - 1
     return (sectors * pages if sectors > 0 else pages >> 1) * _BODY_MAX
 
 
@@ -34,7 +34,7 @@ def may_drop_for(journal: "Any", length: int) -> bool:
         return False
     stays = 0 if journal._held is None else journal._held.sectors()
     sectors = length // _BODY_MAX // (journal._sector_bytes // _PAGE - 1) + 1
-    return not stays or journal.region.sectors - journal._bad - stays - 1 - sectors >= journal._reserve
+    return not stays or journal._chain + journal._free - stays - 1 - sectors >= journal._reserve
 
 
 def has_room(journal: "Any", length: int, need: int, leave: bool) -> bool:
@@ -48,7 +48,7 @@ def has_room(journal: "Any", length: int, need: int, leave: bool) -> bool:
             in_head += 1
     if pieces <= in_head:
         return True
-    sectors = journal.region.sectors - journal._bad - journal._chain_from(need > _FOR_HELD) - need
+    sectors = journal._chain + journal._free - journal._chain_from(need > _FOR_HELD) - need
     keep = journal._keep_head
     if journal._held is not None:
         pieces += (journal._held.carried + 255) // _PAGE
@@ -61,16 +61,21 @@ def has_room(journal: "Any", length: int, need: int, leave: bool) -> bool:
     return True
 
 
+def refuse_worn(journal: "Any") -> None:
+    """Refuse to store: too few sectors work."""
+    raise StoreWorn("%d of %d sectors left" % (journal._chain + journal._free, journal.region.sectors))
+
+
 def make_room(journal: "Any", need: int, message: bool) -> None:
     """Make a full journal's tail sector unnecessary: move its held messages to a new sector, or drop its outgoing messages.
 
     Raises:
         StoreFull: not possible, not even with all drops that the policy allows. StoreWorn: too few sectors are left.
     """
-    usable = journal.region.sectors - journal._bad
+    usable = journal._chain + journal._free
     if usable < 4 or need == _FOR_STATE:
         journal.worn = True
-        raise StoreWorn("%d of %d sectors left" % (usable, journal.region.sectors))
+        refuse_worn(journal)
     held = journal._held
     floor = max(journal.low, journal.floor)
     tail = journal._new_tail
