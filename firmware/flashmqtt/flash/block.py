@@ -59,15 +59,11 @@ class BlockRegion(Region):
             raise UsageError("encrypted: pages of 16")
         super().__init__(count, sector_bytes, page_bytes)
         self._device = device
-        self._first = first
+        self._blocks: "Any" = range(first, first + count)  # the device's number for each sector
         self.reads_blank = not encrypted
         self._bytes = count * sector_bytes
         self._before = bytearray(256)
         self._after = bytearray(256)
-
-    def _block(self, sector: int) -> int:
-        """Return the device's number for a sector."""
-        return self._first + sector
 
     def _raw(self, block: int, buf: "bytearray | memoryview", at: int) -> None:
         """Read inside one block."""
@@ -83,19 +79,18 @@ class BlockRegion(Region):
         at = offset % size
         if offset < 0 or offset + n > self._bytes:
             self._check(offset, n, 1)
-        if at + n <= size:
-            self._raw(self._block(offset // size), buf, at)
-            return
-        view = memoryview(buf)
-        while view:
-            at = offset % size
-            self._raw(self._block(offset // size), view[: size - at], at)
-            view = view[size - at :]
+        while at + n > size:
+            view = memoryview(buf)
+            self._raw(self._blocks[offset // size], view[: size - at], at)
+            buf = view[size - at :]
+            n -= size - at
             offset += size - at
+            at = 0
+        self._raw(self._blocks[offset // size], buf, at)
 
     def program(self, offset: int, buf: "bytes | bytearray | memoryview", again: bool = False) -> None:
         """Clear bits; see `region`."""
-        n = len(buf)
+        n = first = len(buf)
         size = self.sector_bytes
         at = offset % size
         if (
@@ -106,30 +101,27 @@ class BlockRegion(Region):
             or offset + n > self._bytes
         ):
             self._check_program(offset, n)
-        block = self._block(offset // size)
+            first = min(n, 256)
+        block = self._blocks[offset // size]
         # Always 256 bytes: a shorter read needs a slice, which allocates.
         window = at if at < size - 256 else size - 256
+        i = at - window
         device = self._device
-        before = self._before
+        want = buf
+        start = 0
         try:
             if self.reads_blank and not again:
-                device.readblocks(block, before, window)
-                if not raw_run(before, buf, n if n < 256 else 256, at - window, 0, 1):
-                    self._not_blank(offset)
-                if n > 256 and not self._blank_from(block, at + 256, at + n):
+                want = self._before
+                start = i
+                device.readblocks(block, want, window)
+                if not raw_run(want, buf, first, i, 0, 1) or (n > 256 and not self._has(block, at + 256, at + n, None)):
                     self._not_blank(offset)
             device.writeblocks(block, buf, at)
             if not again:
-                after = self._after
-                device.readblocks(block, after, window)
-                if not raw_run(
-                    after,
-                    before if self.reads_blank else buf,
-                    n if n < 256 else 256,
-                    at - window,
-                    at - window if self.reads_blank else 0,
-                    0,
-                ) or (n > 256 and not self._verified(block, at, buf, n)):
+                device.readblocks(block, self._after, window)
+                if not raw_run(self._after, want, first, i, start, 0) or (
+                    n > 256 and not self._has(block, at + 256, at + n, buf)
+                ):
                     self._fail("program", offset, "read-back differs")
         except OSError as error:
             self._fail("program", offset, error)
@@ -137,37 +129,26 @@ class BlockRegion(Region):
     def erase(self, sector: int) -> None:
         """Set all bits of a sector."""
         self._check(sector * self.sector_bytes, 1, 1)
-        block = self._block(sector)
-        error: object = "read-back differs"
+        block = self._blocks[sector]
         try:
-            if not self._device.ioctl(6, block) and (
-                not self.reads_blank or self._blank_from(block, 0, self.sector_bytes)
-            ):
-                return
-        except OSError as refused:
-            error = refused
-        self._fail("erase", sector * self.sector_bytes, error)
+            if self._device.ioctl(6, block) or (self.reads_blank and not self._has(block, 0, self.sector_bytes, None)):
+                self._fail("erase", sector * self.sector_bytes, "read-back differs")
+        except OSError as error:
+            self._fail("erase", sector * self.sector_bytes, error)
 
-    # Reads use windows of 256 bytes that end inside the sector: a shorter read needs a slice, which allocates.
+    def _has(self, block: int, at: int, end: int, buf: "bytes | bytearray | memoryview | None") -> bool:
+        """Return whether a block reads as buf[256:] from one offset to another; without buf, whether it is blank there.
 
-    def _verified(self, block: int, at: int, buf: "bytes | bytearray | memoryview", n: int) -> bool:
-        """Return whether everything beyond the first 256 bytes reads back as written."""
+        Reads use windows of 256 bytes that end inside the sector: a shorter read needs a slice, which allocates.
+        """
         done = 256
-        while done < n:
-            part = min(n - done, 256)
-            window = min(at + done, self.sector_bytes - 256)
-            self._raw(block, self._after, window)
-            if not equal(self._after, at + done - window, buf, done, part):
-                return False
-            done += 256
-        return True
-
-    def _blank_from(self, block: int, at: int, end: int) -> bool:
-        """Return whether a block is blank between two offsets."""
         while at < end:
             window = min(at, self.sector_bytes - 256)
+            part = min(end - at, 256)
+            i = at - window
             self._raw(block, self._after, window)
-            if not is_blank(self._after, at - window, min(end - window, 256)):
+            if not (equal(self._after, i, buf, done, part) if buf else is_blank(self._after, i, i + part)):
                 return False
             at += 256
+            done += 256
         return True

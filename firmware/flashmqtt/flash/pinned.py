@@ -319,9 +319,6 @@ class PinnedFiles(BlockRegion):
         self._now = bytearray(16)
         self._marked = False  # is `_head` not blank?
 
-    def _block(self, sector: int) -> int:
-        return self._blocks[sector]
-
     def erase(self, sector: int) -> None:
         """Set all bits of a sector if it is still ours."""
         self._check(sector * self.sector_bytes, 1, 1)
