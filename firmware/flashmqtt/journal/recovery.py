@@ -105,6 +105,12 @@ def prepare(journal: "Any", region: "Any", policy: int) -> None:
     j._held = None  # `held.Held`, from the first held message on
 
 
+def _header_end(page: "bytearray") -> int:
+    """Return where the header in a page ends; 0 if it is not whole."""
+    end = _HEADER - 4 + 4 * (page[7] & 63)
+    return end + 4 if end < _PAGE and raw_crc32(page, 0, end, 0, end, 0) else 0
+
+
 class Recovery:
     """One mount of one journal."""
 
@@ -117,16 +123,14 @@ class Recovery:
         self.j = journal
         n = region.sectors
         self._sectors = n
-        self._prevs = [_NONE] * n  # from the headers, about the previous sector: its number, end, sequence
-        self._prev_ends = [0] * n
-        self._prev_seqs = [0] * n
+        self._links = bytearray(8 * n)  # from each header: the previous sector's number, end and sequence
         self._continued = bytearray(n)
         self._shown = [-1] * n  # the sequence in a header, whole or damaged; -1: blank
         # The head's header and last whole record as read once: after a power cut, a marginal cell may read differently each time.
         self._header = bytearray(_PAGE)
         self._last = bytearray(_PAGE)
         self._last_at = self._end = 0
-        self._mounts = self._ends_clean = 0  # of the sector that was read last
+        self._mounts = self._clean = 0  # of the sector that was read last: how many mount records, does it end clean?
         self._void_to = 0  # the next opening needs a sequence above this
         self._magic = False  # does any sector begin with the magic number?
         # Held messages as (key, place), oldest first. A key occurs twice where a discard is damaged: the later message is held.
@@ -159,7 +163,6 @@ class Recovery:
         version = -1
         for sector in range(self._sectors):
             j._load(sector * j._sector_bytes)
-            end = _HEADER - 4 + 4 * (page[7] & 63)
             if is_blank(page, 0, _HEADER):
                 continue
             fields = unpack_from(HEADER_FIELDS, page)
@@ -169,13 +172,13 @@ class Recovery:
             self._magic = True
             if fields[1] ^ fields[2] == 0xFF and fields[1] != 2:
                 version = fields[1]
-            elif end <= _PAGE - 4 and raw_crc32(page, 0, end, 0, end, 0):
+            elif _header_end(page):
                 if fields[13] != self._sectors or fields[3] != j._shift:
                     raise StoreForeign("a journal of %d sectors of %d bytes" % (fields[13], 1 << fields[3]))
                 j._seqs[sector] = seq
                 j._first[sector] = fields[7]
                 self._continued[sector] = page[7] >> 7
-                self._prevs[sector], self._prev_ends[sector], self._prev_seqs[sector] = fields[15:18]
+                copy(self._links, 8 * sector, page, 52, 8)
         if version >= 0 and not any(j._seqs):
             raise StoreForeign("the journal on this flash has version %d, this code reads version 2" % version)
 
@@ -195,7 +198,7 @@ class Recovery:
                 j._seqs[sector] = 0  # an opening that was cut
                 continue
             asked += 1
-            if self._ends_clean:
+            if self._clean:
                 self._void_to = max(self._void_to, below + _VOIDED * (self._mounts + 1))
             if head < 0:
                 head = sector
@@ -222,14 +225,14 @@ class Recovery:
         """
         j = self.j
         keep = at
-        counts = self._mounts = self._ends_clean = 0
+        counts = self._mounts = self._clean = 0
         while j._find(sector, at, j._sector_bytes):
             at = self._end = j._record_end
             self._last_at = j._at
             if keep:
                 copy(self._last, 0, j._page, j._at & 255, _RECORD + j._length)
             state = j._kind & _TYPE == _STATE
-            self._ends_clean = state and j._kind & _LAST
+            self._clean = state and j._kind & _LAST
             if state and j._kind & _MOUNT:
                 self._mounts += 1
             if state or not j._kind & _MOUNT:
@@ -250,17 +253,19 @@ class Recovery:
         j._end = self._end
         self._chain(head, tail)
         self._take_places(page, 72, page[7] & 63)
-        boot = j.boot
-        clean = self._apply(head, 0, j._end)
+        clean = self._clean
+        j.boot += self._mounts
+        j._ring_seq = max(j._ring_seq, j._seqs[head] + _VOIDED * self._mounts)
+        self._apply(head, 0, j._end)
         j._written_losses = j.dropped + j.damaged
-        j._ring_seq = max(j._ring_seq, j._seqs[head] + _VOIDED * (j.boot - boot))
         self._rescue(head)
         self._list_held()
         j.low = unpack_from("<I", j._state)[0]
         j.next_seq = max(j.next_seq, j.low)
         # A message that is finished or marked was stored, even if its record is damaged and no later one states the sequence.
         for seq in range(j.low, j.low + _WINDOW):
-            if j.is_finished(seq) or j.is_marked(seq):
+            i = 4 + (seq >> 3 & 3)
+            if (j._state[i] | j._state[i + 4]) & 1 << (seq & 7):
                 j.next_seq = max(j.next_seq, seq + 1)
         j._advance()
         j.fresh = j.next_seq == 1 and not self._places and is_blank(j.note, 0, 12)
@@ -277,15 +282,11 @@ class Recovery:
         except StoreWorn:
             j.worn = True
 
-    def _apply(self, sector: int, at: int, end: int) -> "Any":
-        """Apply the head's records; return whether the last one is a clean end.
-
-        Or apply those of a newer sector whose header is damaged, except for its messages.
-        """
+    def _apply(self, sector: int, at: int, end: int) -> None:
+        """Apply the head's records, or those of a newer sector whose header is damaged, except for its messages."""
         j = self.j
         page = j._page
         head = sector == j._head
-        clean = False
         begun: "dict[Any, Any]" = {}  # key: (place, pieces) of held messages
         j._skipped = 0
         while j._find(sector, at, end):
@@ -300,7 +301,6 @@ class Recovery:
             if carried and not head:
                 continue
             copy(j._state, 0, page, body - 12, 12)
-            clean = False
             if j._skipped:
                 if head:
                     j.damaged += len(begun) or j._skipped == _HELD
@@ -335,17 +335,12 @@ class Recovery:
                 if kind == _LIST:
                     self._take_places(page, body, n >> 2)
                 elif kind == _RELEASED:
-                    for key in unpack_from("<%dH" % (n >> 1), page, body):
-                        self._places = [held for held in self._places if held[0] != key]
+                    keys = unpack_from("<%dH" % (n >> 1), page, body)
+                    self._places = [held for held in self._places if held[0] not in keys]
                 elif kind == _NOTE:
                     copy(j.note, 0, page, body, 12)
-                elif head:
-                    clean = flags & _LAST != 0
-                    if flags & _MOUNT:
-                        j.boot += 1
-                    if n == 8:
-                        j.dropped, j.damaged = unpack_from("<2I", page, body)
-        return clean
+                elif head and n == 8:
+                    j.dropped, j.damaged = unpack_from("<2I", page, body)
 
     def _take_places(self, page: "bytes | bytearray | memoryview", at: int, n: int) -> None:
         """Add the held messages that a header or a list names."""
@@ -373,19 +368,19 @@ class Recovery:
         j = self.j
         page = self._header
         j.region.read(head * j._sector_bytes, page)
-        end = _HEADER - 4 + 4 * (page[7] & 63)
-        if end > _PAGE - 4 or not raw_crc32(page, 0, end, 0, end, 0):
+        n = _header_end(page)
+        if not n or not self._scan(head, n):
             return False
-        if not self._scan(head, end + 4):
-            return False
-        for at in 0, self._last_at:
-            page = self._last if at else self._header
-            n = _RECORD + page[4] if at else _HEADER + 4 * (page[7] & 63)
+        at = 0
+        for _ in range(2):
             copy(j._out, at & j._offset_mask, page, 0, n)
             try:
                 j._program(head, at, n, True)
             except FlashFailed:
-                pass  # it was read whole, and the next sector will repeat its state
+                self._clean = False  # it was read whole, and the next sector will repeat its state
+            at = self._last_at
+            page = self._last
+            n = _RECORD + page[4]
         return True
 
     # --- the chain ---
@@ -399,11 +394,10 @@ class Recovery:
             j._chain += 1
             if sector == tail:
                 break
-            before = self._prevs[sector]
-            end = self._prev_ends[sector]
-            if before >= self._sectors or not 0 < j._seqs[before] == self._prev_seqs[sector]:
+            before, end, seq = unpack_from("<2HI", self._links, 8 * sector)
+            if before >= self._sectors or not 0 < j._seqs[before] == seq:
                 end = j._sector_bytes
-                before = self._highest(self._prev_seqs[sector]) if j._first[sector] > j.floor else -1
+                before = self._highest(seq) if j._first[sector] > j.floor else -1
                 if before < 0:
                     break
             j._after[before] = sector
@@ -477,8 +471,6 @@ class Recovery:
             if self._continued[sector] and j._use[sector] == _CHAINED and self._begins_again(sector):
                 j._first[sector] -= 1
         j._located = max(j.low, j.floor)
-        for seq in range(j.low, min(j.floor, j.low + 32)):
-            j._lengths[seq & 31] = 0
         sector = j._tail
         while sector != j._head and j._first[j._after[sector]] <= j._located:
             sector = j._after[sector]
@@ -508,10 +500,9 @@ class Recovery:
             at = (at | 255) + 1
         if at + _RECORD > j._sector_bytes:
             return False
-        i = at & 255
-        start = i & j._offset_mask
+        start = at & j._offset_mask
         self._stage(start, j._head, _STATE | _MOUNT)
-        if not self._may_become(j._head * j._sector_bytes + at - i, i, start, _RECORD):
+        if not self._may_become(j._head, at, _RECORD):
             raw_fill(j._out, _RECORD, 0xFF, start)
             return False
         try:
@@ -531,11 +522,16 @@ class Recovery:
         pack_into(RECORD_FIELDS, j._out, i + 4, 0, kind, 0, j.next_seq, j._state)
         raw_crc32(j._out, j._seqs[sector], 20, i + 4, i, 1)
 
-    def _may_become(self, place: int, i: int, start: int, n: int) -> bool:
-        """Return whether n bytes of a page from i on have only such bits cleared as the staged bytes have."""
+    def _may_become(self, sector: int, at: int, n: int) -> bool:
+        """Return whether n bytes at an offset of a sector have only such bits cleared as the staged bytes have."""
         j = self.j
-        j._load(place)
-        return all([j._page[i + k] & j._out[start + k] == j._out[start + k] for k in range(n)])
+        i = at & 255
+        start = at & j._offset_mask
+        j._load(sector * j._sector_bytes + at - i)
+        for k in range(n):
+            if ~j._page[i + k] & j._out[start + k]:
+                return False
+        return True
 
     # --- an empty region ---
 
@@ -545,17 +541,16 @@ class Recovery:
         for sector in range(self._sectors):
             if j._use[sector]:
                 continue
-            place = sector * j._sector_bytes
             j._seqs[sector] = j._ring_seq
             try:
-                end = j._stage_header(sector, sector, _NONE)
-                j._program(sector, 0, end, True)
-                self._stage(end & j._offset_mask, sector, _STATE)
-                j._program(sector, end, _RECORD, True)
+                n = j._stage_header(sector, sector, _NONE)
+                j._program(sector, 0, n, True)
+                self._stage(n & j._offset_mask, sector, _STATE)
+                j._program(sector, n, _RECORD, True)
             except FlashFailed:
                 pass
-            j._load(place)
-            if raw_crc32(j._page, 0, _HEADER - 4, 0, _HEADER - 4, 0) and j._look(sector, _HEADER):
+            j._load(sector * j._sector_bytes)
+            if _header_end(j._page) and j._look(sector, _HEADER):
                 j._head = j._tail = j._cursor_sector = sector
                 j._end = j._cursor_at = _HEADER + _RECORD
                 j._use[sector] = _CHAINED
@@ -570,16 +565,15 @@ class Recovery:
         j = self.j
         for sector in range(self._sectors):
             j._seqs[sector] = 1
-            n = j._stage_header(sector, sector, _NONE)
-            self._stage(n, sector, _STATE)
-            n += _RECORD
+            n = first = j._stage_header(sector, sector, _NONE) + _RECORD
+            self._stage(n - _RECORD, sector, _STATE)
             for at in range(0, j._sector_bytes, _PAGE):
-                place = sector * j._sector_bytes + at
-                if not self._may_become(place, 0, 0, 0 if at else n) or not is_blank(j._page, 0 if at else n, _PAGE):
+                if not self._may_become(sector, at, n) or not is_blank(j._page, n, _PAGE):
                     if self._magic:
                         raise StoreCorrupt("no sector of this journal can be read")
                     raise StoreForeign("sector %d, offset %d: not a journal, and not blank" % (sector, at))
-            raw_fill(j._out, n, 0xFF, 0)
+                n = 0
+            raw_fill(j._out, first, 0xFF, 0)
 
     def _wipe(self) -> None:
         """Erase the region. If a sector can't be erased, the new sequences continue after the sequence in its header."""
