@@ -57,7 +57,8 @@ class Held:
         self._lengths = array("i", [0] * most)
         self._released = bytearray(2 * _IN_HEADER)
         self._buffer = bytearray(0)  # for messages carried into a new sector
-        self._before = array("i", self._places)  # a copy of the places while a sector is opened
+        self._moved = array("i", self._places)  # the places as a new sector's header states them; valid when it is open
+        self.rotating = False  # is a sector being opened for held messages only?
         # A message that comes in pieces: its key (0: none), its length, how much of it is written, and the next piece.
         self._begun = self._begun_length = self._begun_done = 0
         self._begun_piece = bytearray(0)
@@ -231,21 +232,12 @@ class Held:
         if not self.lies_in(sector):
             return False
         journal = self._journal
-        end = self.carried_end(sector, self.carried) if carry else 0
-        room = _RECORD if journal._rotating else _PAGE
+        end = self.carried_end(sector, self.carried) if carry or self.rotating else 0
+        room = _RECORD if self.rotating else _PAGE
         if not end or end + self.list_bytes() + room > journal._sector_bytes:
             return True
         self.carried = end
         return False
-
-    def keeps_head(self) -> bool:
-        """Return whether held messages may need the head."""
-        return self.in_head and self.count > 0
-
-    def can_carry(self, sector: int) -> bool:
-        """Return whether all messages that begin in a sector fit together into a new one."""
-        end = self.carried_end(sector, 0)
-        return end + self.list_bytes() + _RECORD <= self._journal._sector_bytes
 
     def carried_end(self, sector: int, at: int) -> "Any":
         """Return where in a new sector the copies of a sector's messages would end; at: where they begin, 0: after the header."""
@@ -264,7 +256,10 @@ class Held:
         """
         journal = self._journal
         if journal.region.sectors < 8:
-            return len({self._places[i] // journal._sector_bytes for i in range(self.count)})
+            kept = 0
+            for sector in range(journal.region.sectors):
+                kept += self.lies_in(sector)
+            return kept
         end = _HEADER + 4 * min(self.count, _IN_HEADER)
         for i in range(self.count):
             end = _end_of(self._lengths[i], end)
@@ -272,7 +267,7 @@ class Held:
 
     def list_bytes(self) -> int:
         """Return the most bytes of the lists that don't fit into a header."""
-        return (self.count - _IN_HEADER + _IN_LIST - 1) // _IN_LIST * _PAGE if self.count > _IN_HEADER else 0
+        return (self.count - _IN_HEADER + _IN_LIST - 1) // _IN_LIST * _PAGE
 
     def put_opening(self, target: "Any") -> int:
         """Write the held messages' part of a new sector, after the place of its header; return where it ends.
@@ -282,7 +277,7 @@ class Held:
         """
         journal = self._journal
         for i in range(self.count):
-            self._before[i] = self._places[i]
+            self._moved[i] = self._places[i]
         at = _HEADER + 4 * min(self.count, _IN_HEADER)
         sector = journal._tail
         while self.carried and sector != journal._new_tail:
@@ -326,18 +321,14 @@ class Held:
             at += (_RECORD + 3 + part) & -4
             piece += 1
             done += part
-        self._places[i] = target * journal._sector_bytes + first
+        self._moved[i] = target * journal._sector_bytes + first
         return at
 
     def opened(self) -> None:
         """Note that the new sector is the head."""
         self.pending = 0
         self.in_head = self.carried > 0
-
-    def carry_back(self) -> None:
-        """The sector could not be opened: restore the places."""
-        for i in range(self.count):
-            self._places[i] = self._before[i]
+        self._places, self._moved = self._moved, self._places
 
     def put_places(self, out: "Any") -> int:
         """Write the places for a header; return how many."""
@@ -348,4 +339,4 @@ class Held:
 
     def _put_place(self, buf: "bytes | bytearray | memoryview", at: int, i: int) -> None:
         size = self._journal._sector_bytes
-        pack_into("<2H", buf, at, self._places[i] // size, self._places[i] % size // 4)
+        pack_into("<2H", buf, at, self._moved[i] // size, self._moved[i] % size // 4)

@@ -108,7 +108,7 @@ class Journal:
         note = _state = _use = _page = _out = bytearray()
         _seqs = _first = _after = _ends = _places = _lengths = array("i")
         _views: "dict[int, Any]" = {}
-        _unsynced = _unflushed = _busy = _spoiled = _keep_head = _rotating = False
+        _unsynced = _unflushed = _busy = _spoiled = _keep_head = False
         _written_losses = _sector_bytes = _shift = _chain = _free = _reserve = _continued = 0
         wear = _head = _head_top = _tail = _prev = _end = _ring_seq = _new_erases = _ahead = _new_tail = 0
         _page_at = _offset_mask = _located = _cursor_sector = _cursor_at = 0
@@ -473,7 +473,7 @@ class Journal:
             tail = self._after[tail]
             chain -= 1
         self._new_tail = tail
-        self._keep_head = self._head_top > floor or (held is not None and held.keeps_head())
+        self._keep_head = self._head_top > floor or (held is not None and held.in_head and held.count > 0)
         return chain if self._keep_head else chain - 1
 
     # --- reading ---
@@ -699,7 +699,7 @@ class Journal:
                 self._erase_next()  # before messages are dropped for it, as it may be bad
             target = self._ahead
             usable = self._chain + self._free
-            chain = self._chain_from(self._rotating or (message and 2 * self._chain > usable))
+            chain = self._chain_from(message and 2 * self._chain > usable)
             if message and usable - chain <= need:
                 chain = self._chain_from(True)
             if usable - chain <= need:
@@ -731,8 +731,6 @@ class Journal:
                 break
             except FlashFailed:
                 self._retire(target)
-                if held is not None:
-                    held.carry_back()
         # The opening is complete: sectors before its tail are free.
         use = self._use
         sector = self._tail

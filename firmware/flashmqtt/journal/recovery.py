@@ -86,7 +86,6 @@ def prepare(journal: "Any", region: "Any", policy: int) -> None:
     j._head_top = 0  # the sequence after the last message in the head
     j._spoiled = False  # programming the head failed: use the next sector
     j._ahead = -1  # a sector erased in advance
-    j._rotating = False  # is a sector being opened for held messages only?
     # One page to read, one page to write.
     j._page = bytearray(_PAGE)
     j._page_at = -1

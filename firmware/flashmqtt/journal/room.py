@@ -91,15 +91,15 @@ def make_room(journal: "Any", need: int, message: bool) -> None:
         and end <= floor
         and tail != journal._head
         and (may_drop or not held.lies_in(after))
-        and held.can_carry(tail)
+        and held.carried_end(tail, 0) + held.list_bytes() + _RECORD <= journal._sector_bytes
     ):
         # Open a sector only for these held messages, because the outgoing message would not fit beside them.
         oldest = journal._tail
-        journal._rotating = True
+        held.rotating = True
         try:
             journal._end = journal._open(_STATE, 0, journal.next_seq, b"", 0, 0, _FOR_STATE) + _RECORD
         finally:
-            journal._rotating = False
+            held.rotating = False
         if journal._tail == oldest:
             raise StoreFull("held messages fill sector %d" % oldest)
     elif message and may_drop and floor < end <= journal.next_seq:
