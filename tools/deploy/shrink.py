@@ -5,7 +5,7 @@
 There are five steps over all modules:
 
 1. Remove code that only CPython runs: handlers that are marked (`except ImportError:  # CPython`), with their `try`; and the
-   imports of `if TYPE_CHECKING:`, which no other module can import from there.
+   blocks of `if TYPE_CHECKING:`, whose names no other module can import from there.
 2. Replace integer constants (`PUBLISH = 3`, `_PAGE = const(256)`) by their values, in every module that imports them. Remove
    their definitions, except the public ones of `kept` modules. (mpy-cross itself replaces only constants with an underscore,
    within one module.)
@@ -228,10 +228,10 @@ def _parsed(texts: Mapping[str, str]) -> dict[str, _Module]:
 
 
 def _for_boards(text: str) -> str:
-    """Return a module without handlers that are marked for CPython only, and without imports for type checks."""
+    """Return a module without handlers that are marked for CPython only, and without what is there for type checks only."""
     lines = text.splitlines(True)
     tree = ast.parse(text)
-    for block in tree.body:
+    for block in ast.walk(tree):
         if isinstance(block, ast.If) and ast.unparse(block.test) == "TYPE_CHECKING" and not block.orelse:
             lines[block.lineno - 1 : block.end_lineno] = [""] * ((block.end_lineno or 0) - block.lineno + 1)
     for node in ast.walk(tree):
