@@ -15,7 +15,8 @@ OWN = {
     "BAD",
     "FOR_HELD",
     "FOR_STATE",
-}  # not part of the format: states of a sector, amounts of free space
+    "AFTER_CLOSE",
+}  # not part of the format: states of a sector, amounts of free space, a state of the journal
 
 
 @pytest.mark.req("S1")

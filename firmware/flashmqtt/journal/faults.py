@@ -15,11 +15,12 @@ _MESSAGE = const(1)
 _HELD = const(2)
 _TYPE = const(15)
 _SEQUENCE_LIMIT = const(0x3FFFFFFF)
+_AFTER_CLOSE = const(2)
 
 
 def refuse_write(journal: "Any") -> None:
     """Refuse a write now."""
-    if journal.closed:
+    if journal._busy == _AFTER_CLOSE:
         raise UsageError("closed: only the next mount may write")
     raise UsageError("called from a callback (a timer?) during another call of this store")
 

@@ -48,7 +48,7 @@ class Held:
     def __init__(self, journal: "Any") -> None:
         self._journal = journal
         self.count = 0
-        self.pending = 0  # how many discards are not on flash yet
+        self.unwritten = 0  # how many discards are not on flash yet
         self.carried = 0  # where in a new sector the carried messages end; 0: there are none
         self.in_head = False  # does the head have a held message?
         most = journal.hold_limit
@@ -70,7 +70,7 @@ class Held:
                 return i
         return -1
 
-    def order(self) -> "Any":
+    def keys(self) -> "Any":
         """Return the keys of the complete messages."""
         return [self._keys[i] for i in range(self.count) if self._keys[i] != self._begun]
 
@@ -114,7 +114,7 @@ class Held:
             refuse_write(journal)
         if journal.worn:
             refuse_worn(journal)
-        if self.pending:  # the record of an earlier discard of this key must come before the new message
+        if self.unwritten:  # the record of an earlier discard of this key must come before the new message
             self.write_released()
         # All held messages of a sector must fit into a new one, after its header and lists, when they are carried.
         size = journal._sector_bytes
@@ -197,18 +197,18 @@ class Held:
 
     def discard(self, key: int) -> None:
         """Discard a message; `write_released` makes that durable."""
-        if self.pending == _IN_HEADER:
+        if self.unwritten == _IN_HEADER:
             self.write_released()
         if self.remove(key):
-            self._released[2 * self.pending] = key & 255
-            self._released[2 * self.pending + 1] = key >> 8
-            self.pending += 1
+            self._released[2 * self.unwritten] = key & 255
+            self._released[2 * self.unwritten + 1] = key >> 8
+            self.unwritten += 1
 
     def write_released(self) -> None:
         """Make discards durable."""
         journal = self._journal
-        journal._write(_RELEASED, 0, journal.next_seq, self._released, 0, 2 * self.pending, _FOR_STATE)
-        self.pending = 0
+        journal._write(_RELEASED, 0, journal.next_seq, self._released, 0, 2 * self.unwritten, _FOR_STATE)
+        self.unwritten = 0
 
     def read_held(self, key: int, offset: int, buf: "bytearray | memoryview", at: int, n: int) -> None:
         """Copy bytes of a message."""
@@ -227,7 +227,7 @@ class Held:
                 return True
         return False
 
-    def keeps(self, sector: int, carry: bool) -> bool:
+    def needs(self, sector: int, carry: bool) -> bool:
         """Return whether held messages prevent the reuse of a sector; otherwise, include its messages in `carried`."""
         if not self.lies_in(sector):
             return False
@@ -326,7 +326,7 @@ class Held:
 
     def opened(self) -> None:
         """Note that the new sector is the head."""
-        self.pending = 0
+        self.unwritten = 0
         self.in_head = self.carried > 0
         self._places, self._moved = self._moved, self._places
 

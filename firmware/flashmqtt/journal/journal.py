@@ -14,10 +14,8 @@ wrong calls and damaged bytes (`faults.py`). Recovery (`recovery.py`) is unloade
 The journal knows no MQTT: a message is bytes, a mark is a bit, a key is a number.
 """
 
-import sys
 from struct import pack_into
 
-from flashmqtt import journal
 from flashmqtt.compat import TYPE_CHECKING, const
 from flashmqtt.errors import (
     FlashFailed,
@@ -49,6 +47,7 @@ _WINDOW = const(32)
 _FREE = const(0)
 _CHAINED = const(1)
 _BAD = const(2)
+_AFTER_CLOSE = const(2)  # a value of `_busy`
 # How many sectors are free after a record of this kind was written; for an outgoing message: `_reserve`.
 _FOR_HELD = const(2)
 _FOR_STATE = const(1)
@@ -98,18 +97,18 @@ class Journal:
 
     WINDOW = 32
 
-    if TYPE_CHECKING:  # `recovery.prepare` makes these attributes and says what they are
+    if TYPE_CHECKING:  # `recovery.mount` makes these attributes and says what they are
         region: "Any"
         on_drop: "Any"
         _pieces: "Any"
         _held: "Any"
-        fresh = worn = closed = False
+        fresh = worn = False
         policy = next_seq = low = floor = dropped = damaged = boot = hold_limit = 0
         note = _state = _use = _page = _out = bytearray()
         _seqs = _first = _after = _ends = _places = _lengths = array("i")
         _views: "dict[int, Any]" = {}
-        _unsynced = _unflushed = _busy = _spoiled = _keep_head = False
-        _written_losses = _sector_bytes = _shift = _chain = _free = _reserve = _continued = 0
+        _unsynced = _unflushed = _spoiled = _keep_head = False
+        _busy = _written_losses = _sector_bytes = _shift = _chain = _free = _reserve = _continued = 0
         wear = _head = _head_top = _tail = _prev = _end = _ring_seq = _new_erases = _ahead = _new_tail = 0
         _page_at = _offset_mask = _located = _cursor_sector = _cursor_at = 0
         _sector = _at = _record_end = _length = _kind = _key = _seq = _skipped = 0
@@ -118,12 +117,9 @@ class Journal:
     def __init__(
         self, region: "Any", policy: int = REFUSE, wipe: bool = False, feed: "Callable[[], object] | None" = None
     ) -> None:
-        from .recovery import Recovery
+        from .recovery import mount
 
-        Recovery(self, region, policy, feed).run(wipe)  # `recovery.prepare` makes and explains the attributes
-        self.region = region
-        if _COMPILED:
-            del sys.modules["flashmqtt.journal.recovery"], journal.recovery
+        mount(self, region, policy, wipe, feed)  # this makes and explains the attributes
 
     @staticmethod
     def format(region: "Any", policy: int = REFUSE) -> "Journal":
@@ -394,7 +390,7 @@ class Journal:
 
     def held(self) -> "list[int]":
         """Return the keys of the held messages, oldest first."""
-        return [] if self._held is None else self._held.order()
+        return [] if self._held is None else self._held.keys()
 
     # --- durability ---
 
@@ -410,7 +406,7 @@ class Journal:
     def sync(self) -> None:
         """Make marks and discards durable in one write; if there are none, write nothing."""
         held = self._held
-        if held is not None and held.pending:
+        if held is not None and held.unwritten:
             held.write_released()
         elif self._unsynced:
             self._write_state(0)
@@ -431,10 +427,10 @@ class Journal:
 
     def close(self) -> None:
         """Close the journal, for example before a deep sleep: the next mount continues in the same sector, without an erase."""
-        if not self.worn and not self.closed:
+        if not self.worn and self._busy != _AFTER_CLOSE:
             self.flush()
             self._write_state(_LAST)
-            self.closed = self._busy = True
+            self._busy = _AFTER_CLOSE
 
     def _write_state(self, flags: int) -> None:
         n = 0
@@ -461,14 +457,14 @@ class Journal:
 
         carry: held messages may be carried into the new sector.
         """
-        floor = self.low if self.low > self.floor else self.floor
+        floor = max(self.low, self.floor)
         tail = self._tail
         chain = self._chain
         held = self._held
         if held is not None:
             held.carried = 0
         while tail != self._head and self._first[self._after[tail]] <= floor:
-            if held is not None and held.keeps(tail, carry):
+            if held is not None and held.needs(tail, carry):
                 break
             tail = self._after[tail]
             chain -= 1
@@ -590,7 +586,7 @@ class Journal:
             from .faults import refuse_write
 
             refuse_write(self)
-        self._busy = True
+        self._busy = 1
         try:
             at = self._end
             i = at & 255
@@ -610,7 +606,7 @@ class Journal:
                     self._spoiled = True
                     at = self._open(kind, key, seq, buf, start, n, need)
         finally:
-            self._busy = False
+            self._busy = 0
         self._end = at + (_RECORD + 3 + n & -4)
         if kind & _TYPE == _MESSAGE:
             self._head_top = seq + 1

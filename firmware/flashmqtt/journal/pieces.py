@@ -9,7 +9,7 @@ from flashmqtt.errors import StoreError, StoreFull, UsageError
 from flashmqtt.fast import raw_copy
 
 from .journal import DROP_NEWEST
-from .room import has_room, longest, may_drop_for, refuse_worn
+from .room import has_room, longest_message, may_drop_for, refuse_worn
 
 if TYPE_CHECKING:
     from typing import Any  # noqa: TID251
@@ -45,7 +45,7 @@ class Pieces:
         self.abandon()
         if journal.worn:
             refuse_worn(journal)
-        most = longest(journal)
+        most = longest_message(journal)
         if length > most or not (may_drop_for(journal, length) or has_room(journal, length, journal._reserve, True)):
             if journal.policy != DROP_NEWEST:
                 raise StoreFull("%d bytes; %d at most, %d messages wait" % (length, most, journal.waiting))

@@ -8,14 +8,16 @@ state.
 Recovery runs once per boot, and its module does not stay in memory. It does not search the bodies; `journal` does that later.
 """
 
+import sys
 from array import array
 from struct import pack_into, unpack_from
 
+from flashmqtt import journal
 from flashmqtt.compat import TYPE_CHECKING, const
 from flashmqtt.errors import FlashFailed, StoreCorrupt, StoreForeign, StoreWorn, UsageError
 from flashmqtt.fast import copy, is_blank, raw_crc32, raw_fill
 
-from .journal import HEADER_FIELDS, MAGIC, RECORD_FIELDS
+from .journal import _COMPILED, HEADER_FIELDS, MAGIC, RECORD_FIELDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,13 +43,11 @@ _FOR_STATE = const(1)
 _VOIDED = const(64)  # how many sector sequences a mount record makes void
 
 
-def prepare(journal: "Any", region: "Any", policy: int) -> None:
-    """Make the attributes of a journal on a blank region.
+def mount(j: "Any", region: "Any", policy: int, wipe: bool, feed: "Callable[[], object] | None") -> None:
+    """Make the attributes of a journal, as on a blank region, and recover it; with `wipe` make it empty first.
 
-    Raises:
-        UsageError: a journal can't be on such a region. StoreForeign: encrypted flash.
+    As .mpy, this module is removed from memory afterwards.
     """
-    j = journal
     size = region.sector_bytes
     n = region.sectors
     if _PAGE % region.page_bytes or size & (size - 1) or not 1024 <= size <= 0x8000 or not 4 <= n < _NONE:
@@ -58,7 +58,7 @@ def prepare(journal: "Any", region: "Any", policy: int) -> None:
     j.policy = policy
     j.on_drop = None
     j.fresh = True
-    j.worn = j.closed = False
+    j.worn = False
     j.next_seq = j.low = j.floor = j.boot = 1
     j.dropped = j.damaged = 0
     j.note = bytearray(b"\xff" * 12)
@@ -67,7 +67,7 @@ def prepare(journal: "Any", region: "Any", policy: int) -> None:
     )  # low, finished and marked, in the layout of every record; dropped and damaged to be written
     j._state[0] = 1
     j._unsynced = j._unflushed = False  # are there changes for `sync`, for `flush`?
-    j._busy = False  # True during a write, and when closed
+    j._busy = 0  # 1 during a write, _AFTER_CLOSE after `close`
     j._written_losses = 0  # dropped + damaged as written on flash
     # Sectors.
     j._sector_bytes = size
@@ -102,6 +102,14 @@ def prepare(journal: "Any", region: "Any", policy: int) -> None:
     j._continued = 0  # 1: the next message is in pieces, and the first of them was written
     j._pieces = None  # `pieces.Pieces`, from the first message in pieces on
     j._held = None  # `held.Held`, from the first held message on
+    if feed is not None:
+        from flashmqtt.flash.fed import FedRegion
+
+        j.region = FedRegion(region, feed)
+    Recovery(j).run(wipe)
+    j.region = region
+    if _COMPILED:
+        del sys.modules[__name__], journal.recovery
 
 
 def _header_end(page: "bytearray") -> int:
@@ -113,15 +121,9 @@ def _header_end(page: "bytearray") -> int:
 class Recovery:
     """One mount of one journal."""
 
-    def __init__(self, journal: "Any", region: "Any", policy: int, feed: "Callable[[], object] | None") -> None:
-        prepare(journal, region, policy)
-        if feed is not None:
-            from flashmqtt.flash.fed import FedRegion
-
-            journal.region = FedRegion(region, feed)
-        self.j = journal
-        n = region.sectors
-        self._sectors = n
+    def __init__(self, j: "Any") -> None:
+        self.j = j
+        self._sectors = n = j.region.sectors
         self._links = bytearray(8 * n)  # from each header: the previous sector's number, end and sequence
         self._continued = bytearray(n)
         self._shown = [-1] * n  # the sequence in a header, whole or damaged; -1: blank

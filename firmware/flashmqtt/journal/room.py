@@ -21,7 +21,7 @@ _FOR_HELD = const(2)
 _FOR_STATE = const(1)
 
 
-def longest(journal: "Any") -> int:
+def longest_message(journal: "Any") -> int:
     """Return the longest length of a message that fits if all other messages are dropped."""
     pages = journal._sector_bytes // _PAGE - 1
     sectors = journal._chain + journal._free - journal._reserve - 1
