@@ -95,8 +95,6 @@ class Journal:
         StoreCorrupt: a journal without a readable sector. StoreWorn: no sector can be erased.
     """
 
-    WINDOW = 32
-
     if TYPE_CHECKING:  # `recovery.mount` makes these attributes and says what they are
         region: "Any"
         on_drop: "Any"
@@ -139,17 +137,13 @@ class Journal:
                 n -= self._state[4 + (i >> 3)] >> (i & 7) & 1
             return n
         if name == "begin" or name == "extend" or name == "commit":
-            if self._pieces is None:
-                from .pieces import Pieces
+            from .pieces import Pieces
 
-                self._pieces = Pieces(self)
-            part = self._pieces
+            part = self._pieces = self._pieces or Pieces(self)
         elif "hold" in name or "held" in name or name == "discard":
-            if self._held is None:
-                from .held import Held
+            from .held import Held
 
-                self._held = Held(self)
-            part = self._held
+            part = self._held = self._held or Held(self)
         else:
             raise AttributeError(name)
         method = getattr(part, name)

@@ -27,9 +27,7 @@ class Pieces:
         self._journal = journal
         self._left = 0  # bytes to come; -1: the policy dropped the message
         self._piece = 0  # the next record
-        self._place = self._length = 0  # of the message
-        self._part = bytearray(_BODY_MAX)  # bytes that are not written yet
-        self._fill = 0
+        self._part = bytearray(_BODY_MAX)  # the first `_fill` bytes are not written yet
 
     def begin(self, length: int) -> bool:
         """Begin a message."""

@@ -181,7 +181,7 @@ class Recovery:
                 self._continued[sector] = page[7] >> 7
                 copy(self._links, 8 * sector, page, 52, 8)
         if version >= 0 and not any(j._seqs):
-            raise StoreForeign("the journal on this flash has version %d, this code reads version 2" % version)
+            raise StoreForeign("the journal has version %d, this code reads version 2" % version)
 
     def _newest(self) -> int:
         """Return the sector that counts with the highest sequence, -1 if there is none."""
@@ -245,8 +245,7 @@ class Recovery:
     def _go_on(self, head: int) -> None:
         j = self.j
         page = self._header
-        fields = unpack_from(HEADER_FIELDS, page)
-        first, j.floor, j.dropped, j.damaged, j.boot, j.wear, _, tail = fields[7:15]
+        first, j.floor, j.dropped, j.damaged, j.boot, j.wear, _, tail = unpack_from("<6I2H", page, 24)
         j.next_seq = first - (page[7] >> 7)
         copy(j._state, 0, page, 12, 12)
         copy(j.note, 0, page, 60, 12)
