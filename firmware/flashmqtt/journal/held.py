@@ -285,8 +285,7 @@ class Held:
                 if self._places[i] // journal._sector_bytes == sector:
                     at = self._copy(i, target, at)
             sector = journal._after[sector]
-        first = _IN_HEADER
-        while first < self.count:
+        for first in range(_IN_HEADER, self.count, _IN_LIST):
             n = min(self.count - first, _IN_LIST)
             body = bytearray(4 * n)
             for i in range(n):
@@ -295,7 +294,6 @@ class Held:
                 at = (at | 255) + 1
             journal._put(target, at, _LIST | _CARRIED, 0, 0, body, 0, 4 * n)
             at += _RECORD + 4 * n
-            first += n
         return at
 
     def _copy(self, i: int, target: "Any", at: int) -> int:
@@ -309,18 +307,15 @@ class Held:
             self.read_held(self._keys[i], 0, self._buffer, 0, n)
         except StoreCorrupt:
             n = first = 0  # the header's place: the next mount finds no message there, and counts it as damaged
-        done = piece = 0
-        while done < n:
+        for done in range(0, n, _BODY_MAX):
             part = min(n - done, _BODY_MAX)
             if (at & 255) + _RECORD + part > _PAGE:
                 at = (at | 255) + 1
-            if not piece:
+            if not done:
                 first = at
             kind = _HELD | _CARRIED if done + part < n else _HELD | _CARRIED | _LAST
-            journal._put(target, at, kind, self._keys[i], piece, self._buffer, done, part)
+            journal._put(target, at, kind, self._keys[i], done // _BODY_MAX, self._buffer, done, part)
             at += (_RECORD + 3 + part) & -4
-            piece += 1
-            done += part
         self._moved[i] = target * journal._sector_bytes + first
         return at
 

@@ -428,11 +428,12 @@ class Journal:
 
     def _write_state(self, flags: int) -> None:
         n = 0
-        if self.damaged + self.dropped != self._written_losses:
+        losses = self.damaged + self.dropped
+        if losses != self._written_losses:
             pack_into("<2I", self._state, 12, self.dropped, self.damaged)
             n = 8
         self._write(_STATE | flags, 0, self.next_seq, self._state, 12, n, _FOR_STATE)
-        self._written_losses = self.damaged + self.dropped
+        self._written_losses = losses
 
     # --- room ---
 

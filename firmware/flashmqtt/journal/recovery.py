@@ -106,7 +106,7 @@ def mount(j: "Any", region: "Any", policy: int, wipe: bool, feed: "Callable[[], 
         from flashmqtt.flash.fed import FedRegion
 
         j.region = FedRegion(region, feed)
-    Recovery(j).run(wipe)
+    Recovery(j).run(j, wipe)
     j.region = region
     if _COMPILED:
         del sys.modules[__name__], journal.recovery
@@ -119,10 +119,9 @@ def _header_end(page: "bytearray") -> int:
 
 
 class Recovery:
-    """One mount of one journal."""
+    """What one mount finds out about the journal `j`."""
 
     def __init__(self, j: "Any") -> None:
-        self.j = j
         self._sectors = n = j.region.sectors
         self._links = bytearray(8 * n)  # from each header: the previous sector's number, end and sequence
         self._continued = bytearray(n)
@@ -138,28 +137,26 @@ class Recovery:
         self._places: "list[Any]" = []
         self._in_head = False  # does the head have a held message?
 
-    def run(self, wipe: bool) -> None:
+    def run(self, j: "Any", wipe: bool) -> None:
         """Mount; with `wipe` make it empty first."""
-        j = self.j
         if wipe:
-            self._wipe()
+            self._wipe(j)
         else:
-            self._read_headers()
-            head = self._newest()
+            self._read_headers(j)
+            head = self._newest(j)
             while head >= 0:
-                if self._confirm(head):
-                    self._go_on(head)
+                if self._confirm(j, head):
+                    self._go_on(j, head)
                     return
                 j._seqs[head] = 0  # valid in one reading and not in the next
-                head = self._newest()
+                head = self._newest(j)
             j._ring_seq = 1
-            self._check_foreign()
-        self._begin()
+            self._check_foreign(j)
+        self._begin(j)
 
     # --- headers ---
 
-    def _read_headers(self) -> None:
-        j = self.j
+    def _read_headers(self, j: "Any") -> None:
         page = j._page
         version = -1
         for sector in range(self._sectors):
@@ -183,19 +180,18 @@ class Recovery:
         if version >= 0 and not any(j._seqs):
             raise StoreForeign("the journal has version %d, this code reads version 2" % version)
 
-    def _newest(self) -> int:
+    def _newest(self, j: "Any") -> int:
         """Return the sector that counts with the highest sequence, -1 if there is none."""
-        j = self.j
         head = -1
         below = 0x3FFFFFFF
         asked = 0
         while asked < 5:
-            sector = self._highest(below)
+            sector = self._highest(j, below)
             if sector < 0:
                 break
             below = j._seqs[sector]
             j._ring_seq = max(j._ring_seq, below)
-            if not self._scan(sector, 0):
+            if not self._scan(j, sector, 0):
                 j._seqs[sector] = 0  # an opening that was cut
                 continue
             asked += 1
@@ -210,21 +206,20 @@ class Recovery:
                 head = sector
         return head
 
-    def _highest(self, below: int) -> "Any":
+    def _highest(self, j: "Any", below: int) -> "Any":
         """Return the sector with the highest sequence below a number that is not on the chain, -1 if there is none."""
         found = -1
-        seqs = self.j._seqs
+        seqs = j._seqs
         for sector in range(self._sectors):
-            if 0 < seqs[sector] < below and not self.j._use[sector] and (found < 0 or seqs[sector] > seqs[found]):
+            if 0 < seqs[sector] < below and not j._use[sector] and (found < 0 or seqs[sector] > seqs[found]):
                 found = sector
         return found
 
-    def _scan(self, sector: int, at: int) -> int:
+    def _scan(self, j: "Any", sector: int, at: int) -> int:
         """Read the records of a sector; return how many make it count: those that were written after the header.
 
         Count its mount records. If `at` is not 0, keep the last record.
         """
-        j = self.j
         keep = at
         counts = self._mounts = self._clean = 0
         while j._find(sector, at, j._sector_bytes):
@@ -242,8 +237,7 @@ class Recovery:
 
     # --- the head ---
 
-    def _go_on(self, head: int) -> None:
-        j = self.j
+    def _go_on(self, j: "Any", head: int) -> None:
         page = self._header
         first, j.floor, j.dropped, j.damaged, j.boot, j.wear, _, tail = unpack_from("<6I2H", page, 24)
         j.next_seq = first - (page[7] >> 7)
@@ -251,15 +245,15 @@ class Recovery:
         copy(j.note, 0, page, 60, 12)
         j._head = head
         j._end = self._end
-        self._chain(head, tail)
-        self._take_places(page, 72, page[7] & 63)
+        self._chain(j, head, tail)
+        self._take_places(j, page, 72, page[7] & 63)
         clean = self._clean
         j.boot += self._mounts
         j._ring_seq = max(j._ring_seq, j._seqs[head] + _VOIDED * self._mounts)
-        self._apply(head, 0, j._end)
+        self._apply(j, head, 0, j._end)
         j._written_losses = j.dropped + j.damaged
-        self._rescue(head)
-        self._list_held()
+        self._rescue(j, head)
+        self._list_held(j)
         j.low = unpack_from("<I", j._state)[0]
         j.next_seq = max(j.next_seq, j.low)
         # A message that is finished or marked was stored, even if its record is damaged and no later one states the sequence.
@@ -269,8 +263,8 @@ class Recovery:
                 j.next_seq = max(j.next_seq, seq + 1)
         j._advance()
         j.fresh = j.next_seq == 1 and not self._places and is_blank(j.note, 0, 12)
-        self._place_cursor()
-        if clean and self._mount_behind():
+        self._place_cursor(j)
+        if clean and self._mount_behind(j):
             return
         j.boot += 1
         # A mount record that a power cut interrupted may read as whole later. So the new sector's sequence must be above all
@@ -282,9 +276,8 @@ class Recovery:
         except StoreWorn:
             j.worn = True
 
-    def _apply(self, sector: int, at: int, end: int) -> None:
+    def _apply(self, j: "Any", sector: int, at: int, end: int) -> None:
         """Apply the head's records, or those of a newer sector whose header is damaged, except for its messages."""
-        j = self.j
         page = j._page
         head = sector == j._head
         begun: "dict[Any, Any]" = {}  # key: (place, pieces) of held messages
@@ -333,7 +326,7 @@ class Recovery:
             else:
                 j.next_seq = max(j.next_seq, seq)
                 if kind == _LIST:
-                    self._take_places(page, body, n >> 2)
+                    self._take_places(j, page, body, n >> 2)
                 elif kind == _RELEASED:
                     keys = unpack_from("<%dH" % (n >> 1), page, body)
                     self._places = [held for held in self._places if held[0] not in keys]
@@ -342,9 +335,8 @@ class Recovery:
                 elif head and n == 8:
                     j.dropped, j.damaged = unpack_from("<2I", page, body)
 
-    def _take_places(self, page: "bytes | bytearray | memoryview", at: int, n: int) -> None:
+    def _take_places(self, j: "Any", page: "bytes | bytearray | memoryview", at: int, n: int) -> None:
         """Add the held messages that a header or a list names."""
-        j = self.j
         parts = unpack_from("<%dH" % (2 * n), page, at)
         for i in range(0, 2 * n, 2):
             sector = parts[i]
@@ -360,16 +352,15 @@ class Recovery:
             else:
                 j.damaged += 1
 
-    def _confirm(self, head: int) -> bool:
+    def _confirm(self, j: "Any", head: int) -> bool:
         """Program the header and the last whole record again, with bytes whose CRC was right, so that they read reliably.
 
         Return False if the sector does not count in this reading.
         """
-        j = self.j
         page = self._header
         j.region.read(head * j._sector_bytes, page)
         n = _header_end(page)
-        if not n or not self._scan(head, n):
+        if not n or not self._scan(j, head, n):
             return False
         at = 0
         for _ in range(2):
@@ -385,9 +376,8 @@ class Recovery:
 
     # --- the chain ---
 
-    def _chain(self, head: int, tail: int) -> None:
+    def _chain(self, j: "Any", head: int, tail: int) -> None:
         """Link the sectors from the head back to the tail; a damaged header loses only its own sector."""
-        j = self.j
         sector = head
         while True:
             j._use[sector] = _CHAINED
@@ -397,7 +387,7 @@ class Recovery:
             before, end, seq = unpack_from("<2HI", self._links, 8 * sector)
             if before >= self._sectors or not 0 < j._seqs[before] == seq:
                 end = j._sector_bytes
-                before = self._highest(seq) if j._first[sector] > j.floor else -1
+                before = self._highest(j, seq) if j._first[sector] > j.floor else -1
                 if before < 0:
                     break
             j._after[before] = sector
@@ -408,12 +398,11 @@ class Recovery:
         j._tail = sector
         j._free -= j._chain
 
-    def _rescue(self, head: int) -> None:
+    def _rescue(self, j: "Any", head: int) -> None:
         """Use the records of a sector newer than the head whose header is damaged: they have the last sequences.
 
         An interrupted opening leaves one record at most, so the sector must have two.
         """
-        j = self.j
         for sector in range(self._sectors):
             if j._use[sector] or j._seqs[sector] or self._shown[sector] < 0:
                 continue  # no header was ever written there
@@ -425,17 +414,16 @@ class Recovery:
                 # Search the first record: the header's length may be damaged, too.
                 while at < _PAGE and not j._look(sector, at):
                     at += 4
-                if self._scan(sector, at) > 1:
+                if self._scan(j, sector, at) > 1:
                     j._ring_seq = max(j._ring_seq, seq)
-                    self._apply(sector, at, j._sector_bytes)
+                    self._apply(j, sector, at, j._sector_bytes)
                     break
             j._seqs[sector] = 0
 
     # --- held messages ---
 
-    def _list_held(self) -> None:
+    def _list_held(self, j: "Any") -> None:
         """List the held messages that are complete."""
-        j = self.j
         if not self._places:
             return
         from .held import Held
@@ -464,11 +452,10 @@ class Recovery:
 
     # --- continuing ---
 
-    def _place_cursor(self) -> None:
+    def _place_cursor(self, j: "Any") -> None:
         """Set the cursor, where the search for bodies begins, to the last sector in which the oldest body may begin."""
-        j = self.j
         for sector in range(self._sectors):
-            if self._continued[sector] and j._use[sector] == _CHAINED and self._begins_again(sector):
+            if self._continued[sector] and j._use[sector] == _CHAINED and self._begins_again(j, sector):
                 j._first[sector] -= 1
         j._located = max(j.low, j.floor)
         sector = j._tail
@@ -477,9 +464,8 @@ class Recovery:
         j._cursor_sector = sector
         j._cursor_at = 0
 
-    def _begins_again(self, sector: int) -> bool:
+    def _begins_again(self, j: "Any", sector: int) -> bool:
         """Return whether the message in progress when a sector was opened was discarded, and its sequence used again later."""
-        j = self.j
         seq = j._first[sector] - 1
         at = 0
         while j._next(sector, at):
@@ -492,17 +478,16 @@ class Recovery:
                     return True
         return seq == j.next_seq
 
-    def _mount_behind(self) -> bool:
+    def _mount_behind(self, j: "Any") -> bool:
         """Write a mount record after a clean end; return False if there is no room, or writing fails."""
-        j = self.j
         at = j._end
         if (at & 255) + _RECORD > _PAGE:
             at = (at | 255) + 1
         if at + _RECORD > j._sector_bytes:
             return False
         start = at & j._offset_mask
-        self._stage(start, j._head, _STATE | _MOUNT)
-        if not self._may_become(j._head, at, _RECORD):
+        self._stage(j, start, j._head, _STATE | _MOUNT)
+        if not self._may_become(j, j._head, at, _RECORD):
             raw_fill(j._out, _RECORD, 0xFF, start)
             return False
         try:
@@ -516,15 +501,13 @@ class Recovery:
         j.boot += 1
         return True
 
-    def _stage(self, i: int, sector: int, kind: int) -> None:
+    def _stage(self, j: "Any", i: int, sector: int, kind: int) -> None:
         """Write a record without a body into the journal's output."""
-        j = self.j
         pack_into(RECORD_FIELDS, j._out, i + 4, 0, kind, 0, j.next_seq, j._state)
         raw_crc32(j._out, j._seqs[sector], 20, i + 4, i, 1)
 
-    def _may_become(self, sector: int, at: int, n: int) -> bool:
+    def _may_become(self, j: "Any", sector: int, at: int, n: int) -> bool:
         """Return whether n bytes at an offset of a sector have only such bits cleared as the staged bytes have."""
-        j = self.j
         i = at & 255
         start = at & j._offset_mask
         j._load(sector * j._sector_bytes + at - i)
@@ -535,9 +518,8 @@ class Recovery:
 
     # --- an empty region ---
 
-    def _begin(self) -> None:
+    def _begin(self, j: "Any") -> None:
         """Write the first header and record: always the same bytes, so that an interrupted attempt can be repeated."""
-        j = self.j
         for sector in range(self._sectors):
             if j._use[sector]:
                 continue
@@ -545,7 +527,7 @@ class Recovery:
             try:
                 n = j._stage_header(sector, sector, _NONE)
                 j._program(sector, 0, n, True)
-                self._stage(n & j._offset_mask, sector, _STATE)
+                self._stage(j, n & j._offset_mask, sector, _STATE)
                 j._program(sector, n, _RECORD, True)
             except FlashFailed:
                 pass
@@ -560,24 +542,22 @@ class Recovery:
             j._retire(sector)
         raise StoreWorn("no sector takes a program")
 
-    def _check_foreign(self) -> None:
+    def _check_foreign(self, j: "Any") -> None:
         """Raise unless the region is blank, or has only the bytes of an interrupted first mount."""
-        j = self.j
         for sector in range(self._sectors):
             j._seqs[sector] = 1
             n = first = j._stage_header(sector, sector, _NONE) + _RECORD
-            self._stage(n - _RECORD, sector, _STATE)
+            self._stage(j, n - _RECORD, sector, _STATE)
             for at in range(0, j._sector_bytes, _PAGE):
-                if not self._may_become(sector, at, n) or not is_blank(j._page, n, _PAGE):
+                if not self._may_become(j, sector, at, n) or not is_blank(j._page, n, _PAGE):
                     if self._magic:
                         raise StoreCorrupt("no sector of this journal can be read")
                     raise StoreForeign("sector %d, offset %d: not a journal, and not blank" % (sector, at))
                 n = 0
             raw_fill(j._out, first, 0xFF, 0)
 
-    def _wipe(self) -> None:
+    def _wipe(self, j: "Any") -> None:
         """Erase the region. If a sector can't be erased, the new sequences continue after the sequence in its header."""
-        j = self.j
         for sector in range(self._sectors - 1, -1, -1):
             try:
                 j.region.erase(sector)
@@ -585,7 +565,7 @@ class Recovery:
                 j._retire(sector)
         j._page_at = -1
         try:
-            self._read_headers()
+            self._read_headers(j)
         except StoreForeign:
             pass
         j._ring_seq = max(j._seqs) + 1
