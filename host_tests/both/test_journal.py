@@ -87,6 +87,21 @@ def test_held_message_survives_restarts_until_discarded():
     assert journal.held() == [1] and journal.low == journal.next_seq == 1
 
 
+@pytest.mark.req("S5")
+def test_unknown_attribute_raises_attribute_error_and_changes_nothing():
+    """The journal loads some methods when they are first used: only those, and a part that is loaded stays."""
+    journal = Journal(RamRegion(8))
+    journal.hold(3, b"inbound", 7)
+    journal.begin(300)
+    journal.extend(bytes(232), 232)
+    for name in ("threshold", "withheld", "beginning", "pending"):
+        with pytest.raises(AttributeError):
+            getattr(journal, name)
+    journal.extend(bytes(68), 68)
+    assert journal.commit() == 1 and journal.length(1) == 300
+    assert journal.held() == [3] and journal.held_length(3) == 7
+
+
 @pytest.mark.req("Q4")
 def test_discarded_key_can_be_held_again():
     """The record of the discard must not come after the new message in the journal."""
