@@ -273,8 +273,8 @@ class Recovery:
         # The new sector repeats the recovered state before anything depends on that state.
         try:
             j._end = j._open(_STATE, 0, j.next_seq, b"", 0, 0, _FOR_STATE) + _RECORD
-        except StoreWorn:
-            j.worn = True
+        except StoreWorn:  # `worn` is set
+            pass
 
     def _apply(self, j: "Any", sector: int, at: int, end: int) -> None:
         """Apply the head's records, or those of a newer sector whose header is damaged, except for its messages."""
