@@ -61,7 +61,11 @@ GROUPS = {
     ),
     "flashmqtt.deferred": ("flashmqtt.session.waiting",),
     "flashmqtt.flash.block": ("flashmqtt.flash.region",),
-    "flashmqtt.session.subscriptions": ("flashmqtt.codec.subscribe", "flashmqtt.codec.topics", "flashmqtt.session.message"),
+    "flashmqtt.session.subscriptions": (
+        "flashmqtt.codec.subscribe",
+        "flashmqtt.codec.topics",
+        "flashmqtt.session.message",
+    ),
     "flashmqtt.session.level5": ("flashmqtt.codec.level5", "flashmqtt.codec.aliases", "flashmqtt.codec.properties"),
     "app.application": ("app.clock", "app.commands", "app.life", "app.senml", "app.state"),
 }
