@@ -15,7 +15,7 @@ import pytest
 from host_tests.pipeline import browser
 from host_tests.pipeline.conftest import Landing, Local
 from tools.command import Failure
-from tools.pipeline import compact, dashboard, series, stream, verdict
+from tools.pipeline import compact, dashboard, stream, verdict
 from tools.pipeline.commits import Output
 
 pytestmark = [pytest.mark.req("P9"), pytest.mark.usefixtures("without_delta")]
@@ -54,7 +54,6 @@ def serving(out, every_s=0.1):
         server.shutdown()
         server.server_close()
         thread.join()
-        shown.store.close()
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +112,7 @@ def test_dashboard_updates_after_a_compaction(take, local):
         shown.refresh()
         version = shown.facts["version"]
         compact.compact(local, str(out))
-        series.forget(shown.output)  # as forgetting a device does
+        shown.store.delete()  # as forgetting a device does
         shown.refresh()
         assert shown.facts["version"] != version
         assert {row[0] for row in shown.facts["fleet"]} == {"a", "b"}
@@ -162,15 +161,14 @@ def test_malformed_host_or_target_is_refused_without_error_output(take, capsys, 
 
 def test_server_binds_to_an_ipv6_address(take):
     shown = dashboard.Dashboard(Output(str(take("a"))), verdict.Expectations, 0.1, "a fleet")
-    with contextlib.closing(shown.store):
-        try:
-            server = dashboard.Server("::1", 0, shown)
-        except Failure as error:
-            if "assign" in str(error):
-                pytest.skip("this machine has no ::1")
-            raise
-        assert server.server_address[0] == "::1"
-        server.server_close()
+    try:
+        server = dashboard.Server("::1", 0, shown)
+    except Failure as error:
+        if "assign" in str(error):
+            pytest.skip("this machine has no ::1")
+        raise
+    assert server.server_address[0] == "::1"
+    server.server_close()
 
 
 def test_failed_refresh_is_reported_once_and_the_next_one_works(take, capsys, monkeypatch):

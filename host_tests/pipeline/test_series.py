@@ -178,23 +178,20 @@ def test_missing_or_unusable_series_file_is_created_again(local, landing, out, w
     store = taken(local, landing, out)
     before = store.chunk(0, 1)
     if what == "deleted":
-        series.forget(store.output)
+        store.delete()
     elif what == "deleted without its log":
         log = store.path.with_name(store.path.name + "-wal")
         with store.opened() as connection:
             connection.execute("DELETE FROM series")
             kept = log.read_bytes()
         assert kept
-        store.close()
         store.path.unlink()
         log.write_bytes(kept)
     elif what == "damaged":
-        store.close()
         store.path.write_bytes(b"SQLite format 3\0" + bytes(5000))
     else:
         with store.opened() as connection:
             connection.execute("PRAGMA user_version=99")
-        store.close()
     store.update(store.output.latest())
     assert store.chunk(0, 1) == before
 

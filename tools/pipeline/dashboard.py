@@ -198,7 +198,6 @@ def main(argv: list[str] | None = None) -> int:
     finally:
         server.shutdown()
         server.server_close()
-        shown.store.close()
     return 0
 
 

@@ -106,11 +106,14 @@ def _collected(books: Books, found: Verdict, store: series.Store) -> dict[str, A
             own[one] = first([known], [(one, "descending"), ("device", "ascending")], MOST_SHOWN, own[one])
     listed = [_corrected(row, by_device) for row in worst.to_pylist()]
     by_name = {row["device"]: row for row in listed}
-    for device, names in store.sensors():
+    sensors, has_days = 0, False
+    for device, names, last_ms, has_day in store.sensors():
+        sensors, has_days = sensors + len(names), has_days or has_day
         if device in by_name:
             by_name[device]["names"] = names
         elif len(listed) == health.sum() and len(by_name) < MOST_DEVICES:  # the audit does not have it
-            by_name[device] = store.unproved(device) | {"health": UNPROVED, "names": names}
+            by_name[device] = {"device": device, "health": UNPROVED, "names": names, "last_ms": last_ms}
+            by_name[device] |= dict.fromkeys(("published", "delivered", "missing"), 0)
     owns = {row["device"]: row for table in own.values() for row in table.to_pylist()}
     totals = {**found.totals, "batches": books.commit.batch, "silent": found.silent}
     totals["devices"] += found.plain
@@ -124,7 +127,6 @@ def _collected(books: Books, found: Verdict, store: series.Store) -> dict[str, A
     some_rows += books.worst("audit", columns, order, MOST_ROWS, ~verdict.BAD, settled=False).to_pylist()
     rows = [found.adjusted.get((row["device"], row["life"], row["boot"]), row) for row in some_rows[:MOST_ROWS]]
     octaves = sorted(map(int, sums["octaves"]))
-    sensors = store.count()
     ranges, all_ranges = _longest_ranges(books.output)
     return {
         "made_ms": time.time_ns() // 1_000_000,
@@ -136,7 +138,7 @@ def _collected(books: Books, found: Verdict, store: series.Store) -> dict[str, A
         "devices": list(by_name.values()),
         "health": health.tolist() if len(listed) < health.sum() else None,
         "sensors": sensors,
-        "has_days": store.has_days(),
+        "has_days": has_days,
         "chunks": 1 << (len(by_name) // IN_A_CHUNK).bit_length() if max(sensors, len(by_name)) > SMALL else 1,
         "over_time": {
             "step_s": sums["time"]["step_s"],
@@ -297,7 +299,6 @@ def write(
     for number in range(of if of > 1 else 0):
         with output.storage.create(f"{FOLDER}/{of}/{number:05d}.js", sync=False) as file:
             file.write(chunk(store, number, of, most).encode())
-    store.close()
     for name_of_other in output.storage.list(FOLDER, recursive=True):  # of earlier pages with another number of parts
         if name_of_other.endswith(".js") and name_of_other.split("/")[0] != str(of):
             output.storage.delete(f"{FOLDER}/{name_of_other}")

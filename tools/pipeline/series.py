@@ -17,7 +17,6 @@ import itertools
 import json
 import sqlite3
 import tempfile
-import threading
 import time
 import zlib
 from collections.abc import Iterator
@@ -29,7 +28,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from . import intervals
-from .commits import Commit, Output, bucket_of
+from .commits import Commit, Output, bucket_of, day_of
 from .ties import AHEAD_US, SET_SINCE_US, plausible
 
 FORMAT = 2
@@ -44,10 +43,10 @@ MOST_SERIES = 64
 MOST_TEXT = 500
 MOST_NAME = 2000
 """The most characters of a name, which the page shows in a tooltip."""
-MOST_PENDING = 2_000_000
 BEHIND_US = 400 * 86_400_000_000
 """A reading's own time is not used if it is more than 400 days before the arrival."""
-ROWS = 131_072
+ROWS_AT_ONCE = 262_144
+SERIES_AT_ONCE = 512
 GAP = 1.75
 """There is a gap if the next reading is later than this many usual intervals,"""
 GAP_MS = 1000
@@ -118,7 +117,7 @@ def unpacked(blob: bytes | None, series: int = 0) -> np.ndarray:
     return found
 
 
-def taken_ms(rows: pa.Table | pa.RecordBatch, now_us: int) -> np.ndarray:
+def taken_ms(rows: pa.RecordBatch, now_us: int) -> np.ndarray:
     """Return when readings were taken, -1 if no clock is plausible.
 
     This is a reading's own time; else its uptime plus the clock offset of another reading of its boot in these rows; else
@@ -163,94 +162,6 @@ class Newest(NamedTuple):
     text: str | None
 
 
-class _Gathered:
-    """Points in memory that are not in the file yet: of one bucket, or as many as MOST_PENDING allows."""
-
-    def __init__(self, store: Store, now_us: int):
-        self.store, self.now_us = store, now_us
-        self.clear()
-
-    def clear(self) -> None:
-        self.devices: dict[str, dict[str, int]] = {}  # device -> name -> series
-        self.keys: list[tuple[str, str]] = []
-        self.newest: dict[int, Newest] = {}
-        self.pending = [NO_POINTS]
-        self.rows = 0
-        self.left_out: dict[str, list[int]] = {}
-
-    def add(self, rows: pa.RecordBatch) -> None:
-        """Add some rows of the table `readings`."""
-        ms = taken_ms(rows, self.now_us)
-        (devices, device), (names, name) = _texts(rows["device"]), _texts(rows["name"])
-        pairs, where = np.unique(device * len(names) + name, return_inverse=True)
-        known = [self._series(devices[one // len(names)], names[one % len(names)]) for one in pairs.tolist()]
-        series = np.array(known)[where]
-        for which, column in ((series < 0, 0), (ms < 0, 1)):
-            if which.any():
-                for code, count in zip(*np.unique(device[which], return_counts=True), strict=True):
-                    self.left_out.setdefault(devices[code], [0, 0])[column] += int(count)
-        value = pc.coalesce(rows["value"], rows["flag"].cast(pa.float64()))
-        kept = np.flatnonzero((series >= 0) & (ms >= 0))
-        kept = kept[np.lexsort((ms[kept], series[kept]))]
-        ends = kept[np.flatnonzero(np.append(np.diff(series[kept]) != 0, True))] if len(kept) else kept
-        self._note_newest(rows, series, ms, value, ends)
-        number = value.to_numpy(zero_copy_only=False)
-        drawn = kept[np.isfinite(number[kept])]
-        one = np.clip(number[drawn], -LARGEST, LARGEST).astype(np.float32)
-        points = np.ones(len(drawn), POINT)
-        points["series"] = series[drawn]
-        points["first"] = points["last"] = ms[drawn]
-        points["mean"] = points["lo"] = points["hi"] = one
-        self._take(points)
-
-    def _series(self, device: str, name: str) -> int:
-        """Return the number of a reading's series; -1 if its device has too many."""
-        own = self.devices.get(device)
-        if own is None:
-            own = self.devices[device] = {}
-            for known in self.store.names(device):
-                own[known] = len(self.keys)
-                self.keys.append((device, known))
-        if name not in own and len(own) < MOST_SERIES:
-            own[name] = len(self.keys)
-            self.keys.append((device, name))
-        return own.get(name, -1)
-
-    def _note_newest(self, rows: Any, series: np.ndarray, ms: np.ndarray, value: pa.Array, ends: np.ndarray) -> None:
-        chosen = pa.array(ends)
-        text = pc.coalesce(rows["text"].cast(pa.string()), rows["flag"].cast(pa.string()))
-        columns = [value.take(chosen), rows["unit"].cast(pa.string()).take(chosen), text.take(chosen)]
-        values = zip(*(column.to_pylist() for column in columns), strict=True)
-        for which, at, (number, unit, words) in zip(series[ends].tolist(), ms[ends].tolist(), values, strict=True):
-            before = self.newest.get(which)
-            if before is None or before.ms <= at:
-                self.newest[which] = Newest(at, number, unit, words[:MOST_TEXT] if words else words)
-
-    def _take(self, points: np.ndarray) -> None:
-        level = np.minimum(levels(points, len(self.keys)), DAY_LEVEL)
-        self.pending.append(joined(points, level))
-        self.rows += len(self.pending[-1])
-        if self.rows > MOST_PENDING:
-            whole = together(*self.pending)
-            self.pending = [joined(whole, np.minimum(levels(whole, len(self.keys)), DAY_LEVEL))]
-            self.rows = len(self.pending[0])
-            if self.rows > MOST_PENDING // 2:
-                self.write()
-
-    def write(self) -> None:
-        """Merge the collected points with those in the file."""
-        whole = together(*self.pending)
-        touched = np.unique(np.concatenate((whole["series"], np.array(list(self.newest), dtype=np.int64))))
-        for at in range(0, len(touched), ROWS // POINTS):
-            some = touched[at : at + ROWS // POINTS]
-            lo, hi = np.searchsorted(whole["series"], (some[0], some[-1] + 1))
-            new = whole[lo:hi]
-            new["series"] = np.searchsorted(some, new["series"])
-            self.store.join([self.keys[one] for one in some.tolist()], new, [self.newest[one] for one in some.tolist()])
-        self.store.leave_out(self.left_out)
-        self.clear()
-
-
 class Store:
     """The file. Several processes may open it; the first one updates it."""
 
@@ -264,174 +175,85 @@ class Store:
             directory = Path(self._temporary.name)
         self.path = directory / NAME
 
-        self._lock = threading.RLock()
-        self._held: tuple[int, sqlite3.Connection] | None = None
-
     @contextlib.contextmanager
     def opened(self) -> Iterator[sqlite3.Connection]:
-        """Yield the open file, one thread at a time. Make it again if it is missing, damaged or of another version."""
-        with self._lock:
-            held = self._held
-            if held and not (self.path.exists() and self.path.stat().st_ino == held[0]):  # another process deleted it
-                held[1].close()
-                held = None
-            if held is None:
-                connection = self._connect()
-                held = self._held = self.path.stat().st_ino, connection
-            self.connection = held[1]
-            yield self.connection
-
-    def close(self) -> None:
-        """Close the file."""
-        with self._lock:
-            if self._held:
-                self._held[1].close()
-                self._held = None
+        """Yield the open file. Make it again if it is missing, damaged or of another version."""
+        with contextlib.closing(self._connect()) as connection:
+            yield connection
 
     def _connect(self) -> sqlite3.Connection:
         if not self.path.exists():
-            forget(self.output, self.path)  # the new file must not get the write-ahead log of a deleted one
-        for again in (False, True):
-            connection = sqlite3.connect(self.path, timeout=600, isolation_level=None, check_same_thread=False)
-            try:
-                connection.execute("PRAGMA journal_mode=WAL")
-                connection.execute("PRAGMA synchronous=NORMAL")
-                if connection.execute("PRAGMA user_version").fetchone()[0] not in {0, FORMAT}:
-                    raise sqlite3.DatabaseError("another version")
+            self.delete()  # the new file must not get the write-ahead log of a deleted one
+        connection = sqlite3.connect(self.path, timeout=600, isolation_level=None)
+        try:
+            connection.execute("PRAGMA journal_mode=WAL")
+            connection.execute("PRAGMA synchronous=NORMAL")
+            version = connection.execute("PRAGMA user_version").fetchone()[0]
+            if version not in {0, FORMAT}:
+                raise sqlite3.DatabaseError("another version")
+            if not version:
                 connection.executescript(SCHEMA + f"PRAGMA user_version={FORMAT};")
-                return connection
-            except sqlite3.OperationalError:
-                connection.close()
+        except sqlite3.DatabaseError as error:
+            connection.close()
+            if isinstance(error, sqlite3.OperationalError):  # locked, or the disk is full
                 raise
-            except sqlite3.DatabaseError:
-                connection.close()
-                if again:
-                    raise
-                forget(self.output, self.path)
-        raise AssertionError
+            self.delete()
+            return self._connect()
+        return connection
 
-    def names(self, device: str) -> list[str]:
-        """Return the names of a device's series."""
-        rows = self.connection.execute("SELECT name FROM series WHERE part=? AND device=?", (part_of(device), device))
-        return [name for (name,) in rows]
-
-    def join(self, keys: list[tuple[str, str]], new: np.ndarray, newest: list[Newest]) -> None:
-        """Merge new points of some series with those in the file."""
-        before, days, last = [new], [], []
-        for n, (device, name) in enumerate(keys):
-            row = self.connection.execute(
-                "SELECT last_ms, value, unit, text, points, day FROM series WHERE part=? AND device=? AND name=?",
-                (part_of(device), device, name),
-            ).fetchone()
-            one = newest[n]
-            if row:
-                before.append(unpacked(row[4], n))
-                days.append(unpacked(row[5] or row[4], n))
-                old = Newest(*row[:4])
-                one = one if one.ms >= old.ms else old
-                one = one._replace(unit=one.unit if one.unit is not None else old.unit)
-            last.append(one)
-        whole, day = together(*before), together(new, *days)
-        level = levels(whole, len(keys))
-        since = np.full(len(keys), np.iinfo(np.int64).min)
-        np.maximum.at(since, whole["series"], whole["last"])
-        is_long = level > DAY_LEVEL
-        day = day[is_long[day["series"]] & (day["last"] > since[day["series"]] - DAY_MS)]
-        day = joined(day, np.full(len(keys), DAY_LEVEL))
-        whole = joined(whole, level)
-        bounds, day_bounds = (np.searchsorted(one["series"], np.arange(len(keys) + 1)) for one in (whole, day))
-        rows = []
-        for n, ((device, name), one) in enumerate(zip(keys, last, strict=True)):
-            points = packed(whole[bounds[n] : bounds[n + 1]])
-            its_day = packed(day[day_bounds[n] : day_bounds[n + 1]]) if is_long[n] else None
-            rows.append((part_of(device), device, name, one.unit, one.ms, one.value, one.text, points, its_day))
-        if is_long.any():
-            self.connection.execute("INSERT OR REPLACE INTO told VALUES ('has_days', '1')")
-        self.connection.executemany("INSERT OR REPLACE INTO series VALUES (?,?,?,?,?,?,?,?,?)", rows)
-
-    def leave_out(self, devices: dict[str, list[int]]) -> None:
-        """Count the readings that are not drawn."""
-        self.connection.executemany(
-            "INSERT INTO left_out VALUES (?,?,?,?) ON CONFLICT DO UPDATE SET names=names+excluded.names,"
-            " undated=undated+excluded.undated",
-            [(part_of(device), device, *counts) for device, counts in devices.items()],
-        )
+    def delete(self) -> None:
+        """Delete the file. The next report makes it again."""
+        for suffix in ("", "-wal", "-shm"):
+            self.path.with_name(self.path.name + suffix).unlink(missing_ok=True)
 
     def update(self, commit: Commit, now_us: int | None = None) -> None:
         """Add the commits from the last update up to this one."""
-        with self.opened() as connection:
+        with self.opened() as connection, connection:
             connection.execute("BEGIN IMMEDIATE")
-            try:
-                known = dict(connection.execute("SELECT key, value FROM told"))
-                at = int(known.get("batch", 0))
-                if at > commit.batch and at > (self.output.latest() or commit).batch:  # the tables were made again
-                    at, known = 0, {}
-                    connection.execute("DELETE FROM series")
-                    connection.execute("DELETE FROM left_out")
-                if at < commit.batch:
-                    self._read(at, known, commit, now_us or time.time_ns() // 1000)
-                    known = {"batch": str(commit.batch), "read": json.dumps(commit.read)}
-                    known["until_us"] = str(commit.summary["last_arrival_us"] or 0)
-                    connection.executemany("INSERT OR REPLACE INTO told VALUES (?,?)", known.items())
-                connection.execute("COMMIT")
-            except BaseException:
-                connection.execute("ROLLBACK")
-                raise
+            known = dict(connection.execute("SELECT key, value FROM told"))
+            at = int(known.get("batch", 0))
+            if at > commit.batch and at > (self.output.latest() or commit).batch:  # the tables were made again
+                at, known = 0, {}
+                connection.execute("DELETE FROM series")
+                connection.execute("DELETE FROM left_out")
+            if at < commit.batch:
+                for rows in self._new_rows(at, known, commit):
+                    _add(connection, rows, now_us or time.time_ns() // 1000)
+                known = {"batch": str(commit.batch), "read": json.dumps(commit.read)}
+                known["until_us"] = str(commit.summary["last_arrival_us"] or 0)
+                connection.executemany("INSERT OR REPLACE INTO told VALUES (?,?)", known.items())
 
-    def _read(self, at: int, known: dict[str, str], until: Commit, now_us: int) -> None:
+    def _new_rows(self, at: int, known: dict[str, str], until: Commit) -> Iterator[pa.RecordBatch]:
+        """Yield the readings of the commits after `at`, up to `until`."""
         commits = [one for one in self.output.commits() if one.batch <= until.batch]
         merged = bool(at) and bool(commits) and commits[0].whole and commits[0].batch > at
         files = [name for one in commits if one.batch > at for name in one.files.get("readings", [])]
         where = None
         if merged:  # a compaction merged new rows with old ones; the new ones are of later segments
             read = json.loads(known["read"])
-            where = pc.is_in(pc.field("collector"), pa.array(list(read), pa.string()))
+            where = ~pc.is_in(pc.field("collector"), pa.array(list(read), pa.string()))
             for collector, number in read.items():
-                where &= (pc.field("collector") != collector) | (pc.field("segment") <= number)
+                where |= (pc.field("collector") == collector) & (pc.field("segment") > number)
             since = int(known["until_us"]) / 1e6 - 86_400
             day = datetime.datetime.fromtimestamp(since, datetime.UTC).strftime("%Y-%m-%d")
-            files = [name for name in files if name.split("/day=", 1)[1][:10] >= day]
-        gathered = _Gathered(self, now_us)
-        storage = self.output.storage
-        bucket = -1
+            files = [name for name in files if day_of(name) >= day]
+        columns = COLUMNS + (["collector", "segment"] if merged else [])
+        some: list[pa.Table] = []
         for name in sorted(files, key=lambda name: (bucket_of(name), name)):
-            if bucket_of(name) != bucket:
-                gathered.write()
-                bucket = bucket_of(name)
-            columns = COLUMNS + (["collector", "segment"] if merged else [])
-            for rows in storage.batches(name, columns, read_dictionary=["device", "name", "unit"]):
-                table = pa.Table.from_batches([rows])
-                for some in (table if where is None else table.filter(~where)).to_batches():
-                    gathered.add(some)
-        gathered.write()
+            for batch in self.output.storage.batches(name, columns, read_dictionary=["device", "name", "unit"]):
+                table = pa.Table.from_batches([batch])
+                some.append(table if where is None else table.filter(where))
+                if sum(map(len, some)) >= ROWS_AT_ONCE:
+                    yield from _whole(some)
+                    some = []
+        yield from _whole(some)
 
-    def count(self) -> int:
-        """Return the number of series."""
+    def sensors(self) -> Iterator[tuple[str, list[str], int, bool]]:
+        """Yield for each device the names of its series, its newest time, and whether it has points of the newest day."""
+        sql = "SELECT device, json_group_array(name), max(last_ms), max(day IS NOT NULL) FROM series GROUP BY part, device"
         with self.opened() as connection:
-            return int(connection.execute("SELECT count(*) FROM series").fetchone()[0])
-
-    def has_days(self) -> bool:
-        """Return whether a series is so long that it has separate points of the newest day."""
-        with self.opened() as connection:
-            return connection.execute("SELECT 1 FROM told WHERE key='has_days'").fetchone() is not None
-
-    def sensors(self) -> Iterator[tuple[str, list[str]]]:
-        """Yield each device with the names of its series."""
-        with self.opened() as connection:
-            rows = connection.execute("SELECT device, name FROM series ORDER BY part, device, name")
-            for device, group in itertools.groupby(rows, key=lambda row: row[0]):
-                yield device, [name for _, name in group]
-
-    def unproved(self, device: str) -> dict[str, Any]:
-        """Return the page's values for a device that is not in the audit."""
-        sql = "SELECT max(last_ms) FROM series WHERE part=? AND device=?"
-        with self.opened() as connection:
-            last_ms = connection.execute(sql, (part_of(device), device)).fetchone()[0]
-        return {
-            "device": device,
-            "last_ms": last_ms,
-            **dict.fromkeys(("boots", "published", "delivered", "missing"), 0),
-        }
+            for device, names, last_ms, has_day in connection.execute(sql):
+                yield device, sorted(json.loads(names)), last_ms, bool(has_day)
 
     def chunk(self, number: int, of: int, most: int = POINTS) -> dict[str, Any]:
         """Divide the devices into `of` parts (a power of two); return the series of part `number`, by the devices' keys."""
@@ -455,11 +277,95 @@ class Store:
         return found
 
 
-def forget(output: Output, path: Path | None = None) -> None:
-    """Delete the file. The next report makes it again."""
-    path = path or Path(output.storage.path(FOLDER)) / NAME
-    for suffix in ("", "-wal", "-shm"):
-        path.with_name(path.name + suffix).unlink(missing_ok=True)
+def _whole(tables: list[pa.Table]) -> list[pa.RecordBatch]:
+    """Return the rows of some tables as one batch, with one dictionary for each column of texts; nothing without rows."""
+    found: list[pa.RecordBatch] = []
+    if tables:
+        found = pa.concat_tables(tables).unify_dictionaries().combine_chunks().to_batches()
+    return found
+
+
+def _add(connection: sqlite3.Connection, rows: pa.RecordBatch, now_us: int) -> None:
+    """Add some rows of the table `readings`."""
+    ms = taken_ms(rows, now_us)
+    (devices, device), (names, name) = _texts(rows["device"]), _texts(rows["name"])
+    pairs, series = np.unique(device * len(names) + name, return_inverse=True)
+    keys = [(devices[one // len(names)], names[one % len(names)]) for one in pairs.tolist()]
+    chosen = _drawn_of(connection, keys)[series]
+    left_out = np.stack([np.bincount(device[which], minlength=len(devices)) for which in (~chosen, ms < 0)], axis=1)
+    connection.executemany(
+        "INSERT INTO left_out VALUES (?,?,?,?) ON CONFLICT DO UPDATE SET names=names+excluded.names,"
+        " undated=undated+excluded.undated",
+        [(part_of(devices[n]), devices[n], *left_out[n].tolist()) for n in np.flatnonzero(left_out.any(axis=1))],
+    )
+    kept = np.flatnonzero(chosen & (ms >= 0))
+    kept = kept[np.lexsort((ms[kept], series[kept]))]
+    ends = kept[np.append(intervals.begins(series[kept])[1:], True)] if len(kept) else kept
+    value = pc.coalesce(rows["value"], rows["flag"].cast(pa.float64()))
+    text = pc.utf8_slice_codeunits(
+        pc.coalesce(rows["text"].cast(pa.string()), rows["flag"].cast(pa.string())), 0, MOST_TEXT
+    )
+    columns = (pa.array(ms), value, rows["unit"].cast(pa.string()), text)
+    newest = [
+        Newest(*one) for one in zip(*(column.take(pa.array(ends)).to_pylist() for column in columns), strict=True)
+    ]
+    number = value.to_numpy(zero_copy_only=False)
+    drawn = kept[np.isfinite(number[kept])]
+    points = np.ones(len(drawn), POINT)
+    points["series"] = np.searchsorted(series[ends], series[drawn])
+    points["first"] = points["last"] = ms[drawn]
+    points["mean"] = points["lo"] = points["hi"] = np.clip(number[drawn], -LARGEST, LARGEST)
+    keys = [keys[one] for one in series[ends].tolist()]
+    for at in range(0, len(keys), SERIES_AT_ONCE):
+        some = slice(at, at + SERIES_AT_ONCE)
+        new = points[slice(*np.searchsorted(points["series"], (some.start, some.stop)))]
+        new["series"] -= at
+        _join(connection, keys[some], new, newest[some])
+
+
+def _drawn_of(connection: sqlite3.Connection, keys: list[tuple[str, str]]) -> np.ndarray:
+    """Return which of some series, sorted by device, are drawn: a device has at most MOST_SERIES."""
+    found: list[bool] = []
+    for device, its in itertools.groupby(keys, key=lambda key: key[0]):
+        rows = connection.execute("SELECT name FROM series WHERE part=? AND device=?", (part_of(device), device))
+        known = {name for (name,) in rows}
+        for _, name in its:
+            if len(known) < MOST_SERIES:
+                known.add(name)
+            found.append(name in known)
+    return np.array(found, dtype=bool)
+
+
+def _join(connection: sqlite3.Connection, keys: list[tuple[str, str]], new: np.ndarray, newest: list[Newest]) -> None:
+    """Merge new points of some series with those in the file."""
+    before, days, last = [new], [new], []
+    for n, ((device, name), one) in enumerate(zip(keys, newest, strict=True)):
+        row = connection.execute(
+            "SELECT last_ms, value, unit, text, points, day FROM series WHERE part=? AND device=? AND name=?",
+            (part_of(device), device, name),
+        ).fetchone()
+        if row:
+            before.append(unpacked(row[4], n))
+            days.append(unpacked(row[5] or row[4], n))
+            old = Newest(*row[:4])
+            one = one if one.ms >= old.ms else old
+            one = one._replace(unit=one.unit if one.unit is not None else old.unit)
+        last.append(one)
+    whole, day = together(*before), together(*days)
+    level = levels(whole, len(keys))
+    since = np.full(len(keys), np.iinfo(np.int64).min)
+    np.maximum.at(since, whole["series"], whole["last"])
+    is_long = level > DAY_LEVEL
+    day = joined(day[is_long[day["series"]]], np.full(len(keys), DAY_LEVEL))
+    day = day[day["last"] > since[day["series"]] - DAY_MS]
+    whole = joined(whole, level)
+    bounds, day_bounds = (np.searchsorted(one["series"], np.arange(len(keys) + 1)) for one in (whole, day))
+    rows = []
+    for n, ((device, name), one) in enumerate(zip(keys, last, strict=True)):
+        points = packed(whole[bounds[n] : bounds[n + 1]])
+        its_day = packed(day[day_bounds[n] : day_bounds[n + 1]]) if is_long[n] else None
+        rows.append((part_of(device), device, name, one.unit, one.ms, one.value, one.text, points, its_day))
+    connection.executemany("INSERT OR REPLACE INTO series VALUES (?,?,?,?,?,?,?,?,?)", rows)
 
 
 def part_of(device: str) -> int:
