@@ -1,7 +1,7 @@
-"""Read an output's audit and the sums by device without Spark: in batches of rows, as of one commit.
+"""Read an output's audit and the sums by device without Spark: a file at a time, as of one commit.
 
-These files grow with the fleet. So they are read in batches of rows, and only the worst rows are kept. A stream may commit
-at the same time: it deletes a commit's files two batches later. A reader whose files were deleted reads the newest commit.
+Each file has the rows of one bucket. They grow with the fleet. So only the worst rows are kept. A stream may commit at the
+same time: it deletes a commit's files two batches later. A reader whose files were deleted reads the newest commit.
 """
 
 from __future__ import annotations
@@ -11,14 +11,12 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.dataset as ds
 
 from . import schemas
 from .commits import Commit, Output, OutputError
 
 T = TypeVar("T")
 TRIES = 5
-ROWS = 32_768
 
 Where = Any
 """A filter for rows (`pc.field(...) > ...`), or None. (pyarrow has no type annotations.)"""
@@ -30,43 +28,24 @@ class Books:
     def __init__(self, output: Output, commit: Commit):
         self.output, self.commit = output, commit
 
-    def rows(
-        self, kind: str, columns: list[str], where: Where = None, settled: bool = True
-    ) -> Iterator[pa.RecordBatch]:
-        """Yield rows of `audit` or `lives` in batches; with `settled` false, without the audit's settled boots.
+    def rows(self, kind: str, columns: list[str], where: Where = None, settled: bool = True) -> Iterator[pa.Table]:
+        """Yield rows of `audit` or `lives`, a file at a time; with `settled` false, without the audit's settled boots.
 
         Raises:
             OutputError: a file is damaged.
         """
-        schema = schemas.STATE[kind]
-        storage = self.output.storage
+        storage, schema = self.output.storage, _none(kind, columns).schema
         for name in sorted(self.commit.state_files(kind, settled)):
-            part = ds.dataset(
-                storage.path(name), schema=schema, filesystem=storage.fs, format="parquet", partitioning=None
-            )
-            scanner = part.scanner(
-                columns=columns,
-                filter=where,
-                batch_size=ROWS,
-                batch_readahead=1,
-                fragment_readahead=1,
-                use_threads=False,
-            )
             try:
-                yield from (batch for batch in scanner.to_batches() if batch.num_rows)
+                found = storage.table(name, columns, filters=where)
             except pa.ArrowInvalid as error:
                 raise OutputError(f"{storage.path(name)} is damaged: restore it from a copy. {error}") from error
+            if found.num_rows:
+                yield found.cast(schema).combine_chunks()
 
     def all(self, kind: str, columns: list[str], where: Where = None) -> pa.Table:
         """Return all matching rows. Only for queries with few results."""
-        return pa.concat_tables([self._none(kind, columns), *self._tables(kind, columns, where, True)])
-
-    def _none(self, kind: str, columns: list[str]) -> pa.Table:
-        return pa.schema([schemas.STATE[kind].field(name) for name in columns]).empty_table()
-
-    def _tables(self, kind: str, columns: list[str], where: Where, settled: bool) -> Iterator[pa.Table]:
-        schema = self._none(kind, columns).schema
-        return (pa.Table.from_batches([one]).cast(schema) for one in self.rows(kind, columns, where, settled))
+        return pa.concat_tables([_none(kind, columns), *self.rows(kind, columns, where)])
 
     def worst(
         self,
@@ -78,7 +57,11 @@ class Books:
         settled: bool = True,
     ) -> pa.Table:
         """Return the first `most` rows in the given order."""
-        return first(self._tables(kind, columns, where, settled), order, most, self._none(kind, columns))
+        return first(self.rows(kind, columns, where, settled), order, most, _none(kind, columns))
+
+
+def _none(kind: str, columns: list[str]) -> pa.Table:
+    return pa.schema([schemas.STATE[kind].field(name) for name in columns]).empty_table()
 
 
 def first(parts: Iterable[pa.Table], order: list[tuple[str, str]], most: int, found: pa.Table) -> pa.Table:

@@ -96,8 +96,8 @@ def _collected(books: Books, found: Verdict, store: series.Store) -> dict[str, A
     own_count = dict.fromkeys(OWN, 0)
     health = np.zeros(len(HEALTH) + 1, dtype=np.int64)
     order = [("health", "descending"), ("missing", "descending"), ("device", "ascending")]
-    for name in books.commit.state_files("lives"):
-        some = devices(books.output.storage.table(name), found.silence)
+    for lives in books.rows("lives", schemas.LIVES.names):
+        some = devices(lives, found.silence)
         health += np.bincount(some["health"].to_numpy(), minlength=len(health))
         worst = first([some.select(SHOWN)], order, MOST_DEVICES, worst)
         for one in OWN:

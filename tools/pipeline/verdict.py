@@ -14,7 +14,6 @@ import re
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -263,16 +262,16 @@ def _named(names: list[str], count: int = 0) -> str:
 
 def _jumped(books: Books) -> list[str]:
     """Return the devices with a gap that is too long for a loss."""
-    found = (batch.column(0).to_pylist() for batch in books.rows("lives", ["device"], pc.field("suspect") > 0))
-    return sorted({name for names in found for name in names})
+    return sorted(set(books.all("lives", ["device"], pc.field("suspect") > 0)["device"].to_pylist()))
 
 
 def _shared(books: Books) -> list[str]:
     """Return the ids that two boards have."""
     returns: Counter[str] = Counter()
-    for batch in books.rows("lives", ["device", "returns"], pc.field("returns") > 0):
-        for name, count in zip(*(column.to_pylist() for column in batch.columns), strict=True):
-            returns[name] += count
+    for name, count in zip(
+        *books.all("lives", ["device", "returns"], pc.field("returns") > 0).to_pydict().values(), strict=True
+    ):
+        returns[name] += count
     return sorted(name for name, count in returns.items() if count >= RETURNS)
 
 
@@ -321,26 +320,22 @@ def _write_missing(books: Books, found: Verdict) -> None:
     """Write the missing ranges as a table: device, life, boot, lo, hi, messages."""
     columns = ["device", "life", "boot", "missing_ranges"]
     with books.output.storage.create(FILES["missing"]) as stream, pq.ParquetWriter(stream, MISSING) as writer:
-        for batch in books.rows("audit", columns, pc.field("missing") > 0):
-            writer.write_table(_ranges(batch, found.adjusted))
-        writer.write_table(_ranges(_batch_of(found.adjusted.values(), columns), {}))
+        for rows in books.rows("audit", columns, pc.field("missing") > 0):
+            if found.adjusted:
+                keys = zip(*(rows[name].to_pylist() for name in columns[:3]), strict=True)
+                rows = rows.filter(pa.array([key not in found.adjusted for key in keys], pa.bool_()))
+            writer.write_table(_ranges(rows))
+        schema = pa.schema([schemas.AUDIT.field(name) for name in columns])
+        writer.write_table(_ranges(pa.Table.from_pylist(list(found.adjusted.values()), schema)))
 
 
-def _batch_of(rows: Iterable[dict[str, Any]], columns: list[str]) -> pa.RecordBatch:
-    schema = pa.schema([schemas.AUDIT.field(name) for name in columns])
-    return pa.RecordBatch.from_pylist([{name: row[name] for name in columns} for row in rows], schema)
-
-
-def _ranges(batch: pa.RecordBatch, but: dict[tuple[str, int, int], Any]) -> pa.Table:
-    if but:
-        keys = zip(*(batch.column(n).to_pylist() for n in range(3)), strict=True)
-        batch = batch.filter(pa.array([key not in but for key in keys], pa.bool_()))
-    ranges = batch.column("missing_ranges")
+def _ranges(rows: pa.Table) -> pa.Table:
+    """Return the missing ranges of some boots, one row each."""
+    ranges = rows["missing_ranges"].combine_chunks()
     at = pc.list_parent_indices(ranges)
-    flat = ranges.flatten()
-    lo, hi = pc.struct_field(flat, "lo"), pc.struct_field(flat, "hi")
-    arrays = [*(batch.column(n).take(at) for n in range(3)), lo, hi, pc.add(pc.subtract(hi, lo), 1)]
-    return pa.table([one.cast(kind.type) for one, kind in zip(arrays, MISSING, strict=True)], schema=MISSING)
+    lo, hi = (pc.struct_field(ranges.flatten(), name) for name in ("lo", "hi"))
+    arrays = [*(rows[name].take(at) for name in rows.column_names[:3]), lo, hi, pc.add(pc.subtract(hi, lo), 1)]
+    return pa.table(arrays, schema=MISSING)
 
 
 def _matched(books: Books, topic: str) -> bool:
@@ -364,10 +359,10 @@ def _matched(books: Books, topic: str) -> bool:
             return True
         is_known = is_ours
         begin = first.removesuffix(summary.ELLIPSIS) if first.endswith(summary.ELLIPSIS) else f"{first}/"
-        for batch in books.rows("lives" if is_ours else "plain", ["device"]):
-            topics = [pc.binary_join_element_wise(first, batch.column(0), last, "/")]
+        for rows in books.rows("lives" if is_ours else "plain", ["device"]):
+            topics = [pc.binary_join_element_wise(first, rows["device"], last, "/")]
             if not is_ours:  # a device without a mapping has all levels but the last one
-                whole = pc.binary_join_element_wise(batch.column(0), last, "/")
+                whole = pc.binary_join_element_wise(rows["device"], last, "/")
                 topics.append(whole.filter(pc.starts_with(whole, begin)))
                 is_known |= len(topics[1]) > 0
             if any(pc.any(pc.match_substring_regex(one, pattern)).as_py() for one in topics):
@@ -392,18 +387,14 @@ def _silent(books: Books, silence: Silence, others: pa.Table) -> tuple[list[str]
     count = 0
     longest: list[tuple[datetime.datetime, str]] = []
     heard = others.select(["device", "first_arrival", "last_arrival"]).append_column("delivered", others["messages"])
-    for table in chain((_lives(books, name) for name in books.commit.state_files("lives")), [heard]):
+    how = {"first_arrival": "min", "last_arrival": "max", "delivered": "sum"}
+    lives = (summary.grouped(rows, ["device"], how) for rows in books.rows("lives", ["device", *how]))
+    for table in chain(lives, [heard]):
         silent = table.filter(pa.array(silence.of(table)))
         count += silent.num_rows
         some = silent.sort_by("last_arrival").slice(0, MOST_NAMED)
         longest += zip(some["last_arrival"].to_pylist(), some["device"].to_pylist(), strict=True)
     return [name for _, name in sorted(longest)[:MOST_NAMED]], count
-
-
-def _lives(books: Books, name: str) -> pa.Table:
-    """Return first and last arrival and number of messages of a bucket's devices."""
-    table = books.output.storage.table(name, ["device", "first_arrival", "last_arrival", "delivered"])
-    return summary.grouped(table, ["device"], {"first_arrival": "min", "last_arrival": "max", "delivered": "sum"})
 
 
 def _rows(books: Books, found: Verdict) -> list[dict[str, Any]]:
