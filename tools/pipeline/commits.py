@@ -208,10 +208,6 @@ class Output:
             )
         return commit
 
-    def commit_modified_s(self, batch: int) -> float:
-        """Return the time when a commit was written (Unix time)."""
-        return self.storage.modified_s(name_of(batch))
-
     def latest(self) -> Commit | None:
         """Return the last commit."""
         numbers = self.numbers()

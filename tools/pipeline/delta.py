@@ -49,8 +49,7 @@ class Delta:
 
     def __init__(self, output: Output):
         self.output = output
-        self._before: Commit | None = None
-        self._first: tuple[int, float] | None = None
+        self._batch = -1  # the batch that all logs have; -1: unknown
 
     def exist(self) -> bool:
         """Return whether there is a Delta log."""
@@ -63,44 +62,28 @@ class Delta:
         Raises:
             DeltaError: a log can't be read or written.
         """
-        self._before = None
+        self._batch = -1
         latest = self.output.latest()
         if latest is None:
             return
-        first = self._first_commit()
         tables = list(DIRECTORIES)
         for tries_left in reversed(range(TRIES)):
             tables = self._follow(tables, tries_left)
             if not tables:
                 break
             time.sleep(0.01)
-        self._before, self._first = latest, first
+        self._batch = latest.batch
 
     def committed(self, commit: Commit) -> None:
-        """Add a commit's files to the logs. Compare the whole logs only if another process has changed something.
+        """Add a commit's files to the logs. Read all commits only if another process has changed something.
 
         Raises:
             DeltaError: see `follow`.
         """
-        before = self._before
-        if before is None or commit.batch != before.batch + 1 or self._first != self._first_commit():
+        tables = [table for table in DIRECTORIES if table in schemas.STATE or table in commit.files]
+        if commit.batch != self._batch + 1 or self._follow(tables, 1, commit):
             self.follow()
-            return
-        again: list[str] = []
-        for table in DIRECTORIES:
-            if table in schemas.STATE:
-                old, new = set(before.state_files(table)), set(commit.state_files(table))
-            else:
-                old, new = set(), set(commit.files.get(table, []))
-            if old != new:
-                with self._attempt([table], again):
-                    found = self._open(table)
-                    if (found.transaction_version(BATCH) or 0) < commit.batch:
-                        self._write(table, found, sorted(new - old), sorted(old - new), commit.batch, lambda _: True)
-        if again:  # another process published, or a compaction deleted a file
-            self.follow()
-        else:
-            self._before = commit
+        self._batch = commit.batch
 
     def forget_history(self) -> None:
         """Delete all versions of each log except the newest, which has no statistics of deleted files.
@@ -137,31 +120,32 @@ class Delta:
                 raise self._error(tables[0], error) from error
             again += tables
 
-    def _first_commit(self) -> tuple[int, float]:
-        """Return a value that changes when a compaction replaces commits."""
-        number = min(self.output.numbers())
-        return number, self.output.commit_modified_s(number)
+    def _follow(self, tables: list[str], tries_left: int, one: Commit | None = None) -> list[str]:
+        """Update some logs to the newest commit, or add the commit `one`, if they have all earlier ones.
 
-    def _follow(self, tables: list[str], tries_left: int) -> list[str]:
-        """Update some logs to the newest commit. Return those to try again: another process publishes or compacts."""
+        Return the logs to try again: another process publishes or compacts.
+        """
         again: list[str] = []
         missed = again if tries_left else None
         found: dict[str, DeltaTable] = {}
-        commits: list[Commit] = []
+        commits = [one] if one else []
         # In this order: if another process writes in the meantime, our write fails, because its version exists.
         for table in tables:
             with self._attempt([table], missed):
                 found[table] = self._open(table)
-        if found:
+        if found and not one:
             with self._attempt(list(found), missed):
                 commits = self.output.commits()
         for table, log in found.items() if commits else ():
             with self._attempt([table], missed):
-                self._reconcile(table, log, commits)
+                self._reconcile(table, log, commits, one is None)
         return again
 
-    def _reconcile(self, table: str, found: DeltaTable, commits: list[Commit]) -> None:
-        """Write a new version if the log differs from the commits."""
+    def _reconcile(self, table: str, found: DeltaTable, commits: list[Commit], all_there: bool) -> None:
+        """Write a new version if the log differs from the commits, or, unless `all_there`, lacks their files."""
+        from deltalake import CommitProperties, Transaction
+        from deltalake.transaction import RemoveAction
+
         last, first = commits[-1], commits[0]
         published = found.transaction_version(BATCH)
         if table in schemas.STATE:
@@ -171,7 +155,8 @@ class Delta:
             files = set(written)
         present = set(pa.table(found.get_add_actions())["path"].to_pylist()) if published is not None else set()
         present = {f"{DIRECTORIES[table]}/{name}" for name in present}
-        adds, removes = sorted(files - present), sorted(present - files)
+        adds = sorted(files - present)
+        removes = sorted(present - files) if all_there or table in schemas.STATE else []
         if not adds and not removes:
             return
         # A compaction only moves rows that were published before.
@@ -184,33 +169,19 @@ class Delta:
                 return written[name].batch > (published or 0)
             return table in schemas.AGING and day_of(name) < (first.kept_from or "")
 
-        self._write(table, found, adds, removes, last.batch, changes)
-
-    def _write(
-        self,
-        table: str,
-        found: DeltaTable,
-        adds: list[str],
-        removes: list[str],
-        batch: int,
-        changes: Callable[[str], bool],
-    ) -> None:
-        from deltalake import CommitProperties, Transaction
-        from deltalake.transaction import RemoveAction
-
         now_ms = int(time.time() * 1000)
         actions: list[Any] = self._added(table, adds, changes)
         actions += [
             RemoveAction(self._relative(table, name), changes(name), now_ms, None, self._partition_values(table, name))
             for name in removes
         ]
-        ids = [Transaction(BATCH, batch, now_ms)]
+        ids = [Transaction(BATCH, last.batch, now_ms)]
         found.create_write_transaction(
             actions,
             "append",
             found.schema(),
             found.metadata().partition_columns,
-            commit_properties=CommitProperties({"flashmqttBatch": str(batch)}, 0, ids),
+            commit_properties=CommitProperties({"flashmqttBatch": str(last.batch)}, 0, ids),
         )
 
     def _open(self, table: str) -> DeltaTable:
