@@ -34,6 +34,7 @@ from tools.landing.names import Names
 from tools.landing.store import LandingStore
 
 from . import byte_search, options, plain, prints, report, schemas, senml, sink, source, summary, verdict
+from .books import Books
 from .commits import COMMITS, DELTA_LOG, FORMAT_FILE, Commit, Output, OutputError, bucket_of, name_of
 from .delta import Delta
 from .files import rewrite
@@ -121,7 +122,7 @@ def forget(
         done.weak = names.weak
         if not dry:
             if raw:
-                _clean_segments(raw, names, places, done, rules, others.mapped)
+                _clean_segments(raw, names, places, done, rules)
                 if raw.local:
 
                     def own(topic: str, payload: bytes) -> bool:
@@ -195,13 +196,11 @@ class Others:
         devices: their names.
         texts: names of their readings, and topics, that contain the name of a device that is to be deleted.
         topics: for topics of messages without an identity that are in the tables: whether these are only the deleted devices'.
-        mapped: the segments that have messages of the deleted devices, by the mapping.
     """
 
     devices: set[str] = field(default_factory=set)
     texts: set[str] = field(default_factory=set)
     topics: dict[str, bool] = field(default_factory=dict)
-    mapped: set[str] = field(default_factory=set)
 
 
 class Places(NamedTuple):
@@ -243,10 +242,7 @@ def _others(
     if landing:
         for name in _segments(landing):
             files.append((landing, name))
-            of_rules = set().union(*(its for _, its in _mapped(landing, name, rules)))
-            found.devices |= of_rules
-            if of_rules & devices:
-                found.mapped.add(name)
+            found.devices |= set().union(*(its for _, its in _mapped(landing, name, rules)))
     for where, name in files:
         topics = _distinct(where, name, "topic")
         if _contain(topics, devices) or byte_search.in_file(where, name, rough):
@@ -392,29 +388,13 @@ def _distinct(storage: Storage, name: str, column: str) -> set[str]:
     return {one for chunk in table[column].chunks for one in chunk.dictionary.to_pylist()}
 
 
-def _concerned(storage: Storage, name: str, names: Names) -> bool:
-    """Return whether a file of messages contains a device's name, or a message that may be the device's."""
-    return any(map(names.may_own, _distinct(storage, name, "topic"))) or byte_search.in_file(storage, name, names)
-
-
-def _owned(storage: Storage, name: str, names: Names) -> bool:
-    """Return whether a file of messages has one that is the devices'."""
-    if not any(map(names.may_own, _distinct(storage, name, "topic"))):
-        return False
-    rows = storage.table(name, ["topic", "payload"])
-    return any(map(names.own, rows["topic"].to_pylist(), rows["payload"].to_pylist()))
-
-
-def _clean_segments(
-    landing: Storage, names: Names, places: Places, done: Done, rules: Mapping, mapped: set[str]
-) -> None:
-    """Delete the devices' rows from the segments. Names and file times stay: they show which segments have been read.
-
-    `mapped` has the segments with messages that the mapping gives to the devices.
-    """
+def _clean_segments(landing: Storage, names: Names, places: Places, done: Done, rules: Mapping) -> None:
+    """Delete the devices' rows from the segments. Names and file times stay: they show which segments have been read."""
     for collector, numbers in sorted(source.latest(landing).items()):
         for number, name in sorted(numbers.items()):
-            if not ((collector, number) in places.segments or name in mapped or _concerned(landing, name, names)):
+            may_own = any(map(names.may_own, _distinct(landing, name, "topic")))
+            is_named = byte_search.in_file(landing, name, names)
+            if not (is_named or may_own or (collector, number) in places.segments or rules.rules):
                 continue
             sealed_s = landing.modified_s(name)
             rows = landing.table(name, parquet.SCHEMA.names).sort_by("row")
@@ -425,7 +405,7 @@ def _clean_segments(
                 if not known[n]:
                     own[n], others[n] = devices <= names.devices, not devices <= names.devices
             kept, gone = landing_logs.without(rows, names, own, others)
-            if not gone.num_rows and not byte_search.in_file(landing, name, names):
+            if not gone.num_rows and not is_named:
                 continue
             with landing.create(name) as stream:
                 parquet.write_rows(stream, kept.cast(parquet.SCHEMA), buckets)
@@ -450,7 +430,10 @@ def _clean_tables(output: Output, names: Names, done: Done, publish: Callable[[]
 
     def cleaned(table: str, name: str, made: str, keep_empty: bool) -> str | None:
         """Return the file without the devices: the same one if it has none, None if no row is left."""
-        is_owned = table in {"quarantine", "held"} and _owned(storage, name, names)
+        is_owned = False
+        if table in {"quarantine", "held"}:
+            rows = storage.table(name, ["topic", "payload"])
+            is_owned = any(map(names.own, rows["topic"].to_pylist(), rows["payload"].to_pylist()))
         if not is_owned and not byte_search.in_file(storage, name, names):
             return name
         before = sum(done.rows.values())
@@ -487,7 +470,9 @@ def _clean_tables(output: Output, names: Names, done: Done, publish: Callable[[]
     changed = new.files != {table: files for table, files in old.items() if files} or new.state != last.state
     if not changed and not in_commits and new.summary == last.summary:
         return
-    _set_first_and_last(storage, new)
+    arrivals = Books(output, new).all("lives", ["first_arrival", "last_arrival"])  # of all remaining devices
+    new.summary["first_arrival_us"] = pc.min(arrivals["first_arrival"].cast(pa.int64())).as_py()
+    new.summary["last_arrival_us"] = pc.max(arrivals["last_arrival"].cast(pa.int64())).as_py()
     output.replace(new, {name for files in old.values() for name in files}, publish)
 
 
@@ -524,39 +509,20 @@ def _summary(before: summary.Summary, removed: summary.Summary, names: Names) ->
     return found
 
 
-def _set_first_and_last(storage: Storage, commit: Commit) -> None:
-    """Set the first and the last arrival of all remaining devices."""
-    found = []
-    for name in commit.state_files("lives"):
-        rows = storage.table(name, ["first_arrival", "last_arrival"])
-        if rows.num_rows:
-            found += [
-                pc.min(rows["first_arrival"].cast(pa.int64())).as_py(),
-                pc.max(rows["last_arrival"].cast(pa.int64())).as_py(),
-            ]
-    commit.summary["first_arrival_us"] = min(found, default=None)
-    commit.summary["last_arrival_us"] = max(found, default=None)
-
-
 def _delete_unnamed(output: Output, names: Names) -> None:
     """Delete files that no commit names (no run is active), temporary files, and pages that contain a name."""
     storage = output.storage
     commits = output.commits()
     named = set().union(*(commit.named for commit in commits), commits[-1].named_states if commits else ())
-    replaced: set[str] = set()
-    if commits and commits[0].whole:
-        replaced = {name_of(number) for number in output.numbers() if number < commits[0].batch}
+    named |= {name_of(commit.batch) for commit in commits}
     for name in storage.list("", recursive=True):
-        top = name.split("/", 1)[0]
-        of_tables = top in schemas.TABLES or top == "state"
+        top, is_log = name.split("/", 1)[0], f"/{DELTA_LOG}/" in name
         if name.rsplit("/", 1)[-1].startswith(".") and name.endswith(".tmp"):
             unnamed = True
-        elif of_tables:
-            unnamed = name.endswith(".parquet") and f"/{DELTA_LOG}/" not in name and name not in named
-        elif top in KEPT:
-            unnamed = name in replaced
+        elif top in (*schemas.TABLES, "state", COMMITS):
+            unnamed = name not in named and not is_log and name.endswith((".parquet", ".json"))
         else:
-            unnamed = byte_search.in_file(storage, name, names)
+            unnamed = top not in KEPT and byte_search.in_file(storage, name, names)
         if unnamed:
             storage.delete(name)
 
