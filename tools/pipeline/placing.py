@@ -107,7 +107,7 @@ def place(state: State, messages: Messages) -> tuple[Placed, Comparison | None]:
     Returns:
         The result; and the comparison of the messages, if `_one_by_one` was not needed, else None.
     """
-    life, obvious, new = _obvious(state, messages)
+    life, obvious, is_new = _obvious(state, messages)
     chosen = obvious[messages.device]
     compared = None
     if chosen.any():
@@ -117,11 +117,10 @@ def place(state: State, messages: Messages) -> tuple[Placed, Comparison | None]:
         if len(undecided):
             obvious[undecided] = False
             chosen = obvious[messages.device]
-    beginning = new[obvious[new]]
-    first_identity = np.zeros(len(state.devices), dtype=np.int64)
-    first_identity[messages.device[::-1]] = messages.identity[::-1]
-    if len(beginning):
-        state.add_lives(beginning, np.ones(len(beginning), dtype=np.int64), first_identity[beginning])
+    begin = np.flatnonzero(is_new & chosen)
+    if len(begin):
+        beginning, first = np.unique(messages.device[begin], return_index=True)
+        state.add_lives(beginning, np.ones_like(beginning), messages.identity[begin[first]])
     if chosen.all():
         return Placed(life), compared
     found = Placed(np.where(chosen, life, 0))
@@ -139,37 +138,28 @@ def _part(messages: Messages, which: np.ndarray) -> Messages:
 
 
 def _obvious(state: State, messages: Messages) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return each message's life if it is obvious, for each device whether all of its lives are, and the new devices."""
+    """Return each message's life if it is obvious, for each device whether all of its lives are, and which lives are new.
+
+    Obvious is the known life with the board's number, the only life of a board that sends none, and the first life of a new
+    device.
+    """
     devices, device, identity = len(state.devices), messages.device, messages.identity
-    its_device = state.lives >> LIFE_BITS
-    count = np.bincount(its_device, minlength=devices)
-    last_life, last_identity = np.zeros(devices, dtype=np.int64), np.zeros(devices, dtype=np.int64)
-    last_life[its_device] = state.lives & ONE_LIFE
-    last_identity[its_device] = state.identities
+    lives_before = np.bincount(state.lives >> LIFE_BITS, minlength=devices)[device]
+    known = (state.lives >> LIFE_BITS << 31) + state.identities
+    order = np.argsort(known, kind="stable")
+    wanted = (device << 31) + identity
+    at = np.searchsorted(known[order], wanted)
+    life = np.where(np.append(known[order], -1)[at] == wanted, np.append(state.lives[order] & ONE_LIFE, 0)[at], 0)
+    first = np.zeros(devices, dtype=np.int64)
+    first[device[::-1]] = identity[::-1]
+    is_new = (lives_before == 0) & (identity == first[device])
+    life[is_new] = 1
+    anonymous = identity == 0
+    is_mixed = anonymous != (first[device] == 0)  # only a part of the device's messages has a life
     obvious = np.ones(devices, dtype=bool)
-    for number in state.held:
-        obvious[number] = False
-    life = np.where(identity == last_identity[device], last_life[device], 0)
-    has_identity = identity > 0
-    if not has_identity.all():
-        anonymous = np.zeros(devices, dtype=bool)
-        anonymous[device[~has_identity]] = True
-        obvious[device[has_identity]] &= ~anonymous[device[has_identity]]  # only a part of its messages has a life
-        obvious &= ~anonymous | (count == 0) | ((count == 1) & (last_identity == 0))
-    others = np.flatnonzero(has_identity & (life == 0) & (count[device] > 1))
-    if len(others):  # mostly messages of an older life
-        index = np.argsort(state.identities + (its_device << 31), kind="stable")
-        known = (state.identities + (its_device << 31))[index]
-        wanted = identity[others] + (device[others] << 31)
-        at = np.minimum(np.searchsorted(known, wanted), len(known) - 1)
-        life[others] = np.where(known[at] == wanted, (state.lives & ONE_LIFE)[index[at]], 0)
-    unknown = np.flatnonzero(life == 0)
-    first = np.full(devices, -1, dtype=np.int64)
-    first[device[unknown[::-1]]] = identity[unknown[::-1]]
-    fresh = (count[device[unknown]] == 0) & (identity[unknown] == first[device[unknown]])
-    obvious[device[unknown[~fresh]]] = False
-    life[unknown[fresh]] = 1
-    return life, obvious, np.flatnonzero((first >= 0) & (count == 0))
+    obvious[list(state.held)] = False
+    obvious[device[(life == 0) | is_mixed | (anonymous & (lives_before > 1))]] = False
+    return life, obvious, is_new
 
 
 def _undecided(state: State, messages: Messages, compared: Comparison, life: np.ndarray) -> np.ndarray:
