@@ -18,6 +18,7 @@ import json
 from collections.abc import Callable
 
 from flashmqtt.codec.decode import Decoder
+from flashmqtt.codec.encode import put_length
 from flashmqtt.codec.packets import PUBLISH
 from flashmqtt.errors import MalformedPacket
 
@@ -27,12 +28,8 @@ MOST_PROPERTIES = 4096  # bytes; the description omits longer properties
 
 def encode_varint(number: int) -> bytes:
     """Return a number as MQTT's variable byte integer."""
-    encoded = bytearray()
-    while number > 127:
-        encoded.append(number & 127 | 128)
-        number >>= 7
-    encoded.append(number)
-    return bytes(encoded)
+    encoded = bytearray(LONGEST_LENGTH_BYTES)
+    return bytes(encoded[: put_length(encoded, 0, number)])
 
 
 def read_varint(data: bytes | bytearray, at: int, end: int) -> tuple[int, int]:

@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import struct
 from collections import deque
-from collections.abc import Iterator
 from hashlib import blake2b
+
+from tools.landing.publish import QOS_BITS, decoded
 
 MOST = 4096
 """Messages. Brokers have far fewer in flight (mosquitto 20 by default) and use all 65,535 packet ids in turn."""
 MOST_BYTES = 8 << 20
-QOS_BITS, QOS_1 = 0x06, 0x02
+QOS_1 = 0x02
 ENTRY = struct.Struct("<H8s")
 
 
@@ -49,7 +50,9 @@ class Recent:
         """Return packet id and digest of the last messages, oldest first."""
         found = list(self._inherited)
         for level, packets, _ in self._runs:
-            found += [(key, digest(topic, payload)) for key, topic, payload in _qos_1(packets, level)]
+            for head, topic, packet_id, _, payload in decoded(packets, 0, len(packets), level):
+                if head & QOS_BITS == QOS_1:
+                    found.append((int.from_bytes(packet_id), digest(topic, payload)))
         return found[-MOST:]
 
     def index(self) -> dict[int, bytes]:
@@ -74,32 +77,3 @@ def digest(topic: bytes, payload: bytes | memoryview) -> bytes:
     made = blake2b(len(topic).to_bytes(2) + topic, digest_size=8)
     made.update(payload)
     return made.digest()
-
-
-def _qos_1(packets: bytes, level: int) -> Iterator[tuple[int, bytes, bytes]]:
-    """Yield packet id, topic and payload of the QoS 1 messages among some PUBLISH packets."""
-    at = 0
-    while at < len(packets):
-        head, at = packets[at], at + 1
-        length, at = decode_varint(packets, at)
-        stop = at + length
-        topic_end = at + 2 + (packets[at] << 8 | packets[at + 1])
-        if head & QOS_BITS == QOS_1:
-            body = topic_end + 2
-            if level == 5:
-                length, body = decode_varint(packets, body)
-                body += length
-            yield packets[topic_end] << 8 | packets[topic_end + 1], packets[at + 2 : topic_end], packets[body:stop]
-        at = stop
-
-
-def decode_varint(data: bytes, at: int) -> tuple[int, int]:
-    """Return a Variable Byte Integer of a valid packet, and its end (MQTT 5, §1.5.5)."""
-    length = shift = 0
-    while True:
-        byte = data[at]
-        at += 1
-        length |= (byte & 127) << shift
-        if byte < 128:
-            return length, at
-        shift += 7

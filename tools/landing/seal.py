@@ -22,11 +22,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tools.landing import parquet
+from tools.landing import parquet, publish
 from tools.landing.log import HELD, Contents, LandingDamaged, read_log
-from tools.landing.recent import decode_varint
+from tools.landing.publish import DUP_BIT, QOS_BITS, RETAIN_BIT
 
-QOS_BITS, DUP_BIT, RETAIN_BIT = 0x06, 0x08, 0x01
 DAMAGED = ".damaged"
 ROWS_AT_ONCE = 32_768
 
@@ -44,40 +43,14 @@ class Columns:
 
     def add(self, data: bytes, start: int, end: int, level: int, time_us: int) -> None:
         """Decode the PUBLISH packets in `data[start:end]`; the session validated them before they landed."""
-        head_of, topic_of, payload_of = self.heads.append, self.topics.append, self.payloads.append
         before = len(self.heads)
-        while start < end:
-            head = data[start]
-            length = data[start + 1]
-            start += 2
-            if length > 127:
-                length &= 127
-                shift = 7
-                while True:
-                    byte = data[start]
-                    start += 1
-                    length |= (byte & 127) << shift
-                    if byte < 128:
-                        break
-                    shift += 7
-            stop = start + length
-            body = start + 2 + (data[start] << 8 | data[start + 1])
-            topic_of(data[start + 2 : body])
-            if head & QOS_BITS:
-                body += 2
-            if level == 5:
-                length, start = decode_varint(data, body)
-                body = start + length
-                properties = data[start:body]
-                self.properties.append(properties)
-            payload_of(data[body:stop])
-            head_of(head)
-            start = stop
-        count = len(self.heads) - before
-        if level != 5:
-            self.properties.extend([None] * count)
+        for head, topic, _, properties, payload in publish.decoded(data, start, end, level):
+            self.heads.append(head)
+            self.topics.append(topic)
+            self.properties.append(properties)
+            self.payloads.append(payload)
         self.times.append(time_us)
-        self.times_count.append(count)
+        self.times_count.append(len(self.heads) - before)
 
     def table(self, collector: str, number: int, rows_before: int) -> pa.Table:
         """Return the rows in landing order."""
