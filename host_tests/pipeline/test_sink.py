@@ -187,7 +187,7 @@ def test_compaction_at_any_sink_position_changes_no_row(to, tables, reached):
     if reached:
         opened = open_sink(to)
         for _ in range(min(reached, 2)):
-            sink._next(tables.output, sink.identity(tables.output), opened, False)
+            sink._next(tables.output, sink.identity(tables.output), opened, False, lambda: None)
         opened.close()
     fill(tables, 9)
     tables.batch()

@@ -82,20 +82,12 @@ def bring(
     """
     own = identity(output)
     gone: list[tuple[int, int]] = []
-
-    def bring_rest() -> None:
-        nonlocal anew
-        while (brought := _next(output, own, sink, anew, taken)) is not None:
-            gone.append(brought)
-            anew = False
-
-    retried(bring_rest)
+    while (brought := retried(lambda: _next(output, own, sink, anew and not gone, taken))) is not None:
+        gone.append(brought)
     return gone
 
 
-def _next(
-    output: Output, own: str, sink: Sink, anew: bool, taken: Callable[[], None] = lambda: None
-) -> tuple[int, int] | None:
+def _next(output: Output, own: str, sink: Sink, anew: bool, taken: Callable[[], None]) -> tuple[int, int] | None:
     """Copy the next commit in one transaction; return its batch and number of readings, or None if there is none."""
     with sink.transaction():
         before = sink.position()

@@ -72,12 +72,14 @@ class Sink(ABC):
         error: what its driver raises.
         mark: a parameter in its SQL.
         moment: its type of a time.
+        conflict: the end of an INSERT that skips rows with a used key, if its tables have primary keys.
     """
 
     where: str
     error: type[Exception]
     mark: str
     moment: str
+    conflict = ""
     _connection: Any
 
     @abstractmethod
@@ -121,12 +123,22 @@ class Sink(ABC):
         self._run(f"INSERT INTO position VALUES ({self.mark})", [json.dumps(asdict(position))])
 
     @abstractmethod
+    def _run_with(self, table: str, rows: pa.Table, *statements: str) -> None:
+        """Run statements with a table `incoming`, which has rows of this table."""
+
     def add(self, table: str, rows: pa.Table, maybe_there: bool) -> None:
         """Add rows; with `maybe_there` skip those that exist."""
+        but = f"WHERE NOT EXISTS (SELECT 1 FROM {table} WHERE {_same(table)})" if maybe_there else ""
+        self._run_with(table, rows, self._insertion(table, but))
 
-    @abstractmethod
     def put(self, table: str, rows: pa.Table) -> None:
         """Add rows; replace those with the same keys."""
+        deletion = f"DELETE FROM {table} USING incoming WHERE {_same(table)}"
+        self._run_with(table, rows, deletion, self._insertion(table))
+
+    def _insertion(self, table: str, but: str = "") -> str:
+        names = column_list(TABLES[table].names)
+        return f"INSERT INTO {table} ({names}) SELECT {names} FROM incoming {but} {self.conflict}"
 
     def clear(self) -> None:
         """Delete all rows and the position. The tables are made again, because they may be of an older layout."""
@@ -178,6 +190,10 @@ def first_line(error: Exception) -> str:
 def column_list(names: Iterable[str]) -> str:
     """Return column names for a statement."""
     return ", ".join(f'"{name}"' for name in names)
+
+
+def _same(table: str) -> str:
+    return " AND ".join(f'{table}."{name}" = incoming."{name}"' for name in KEYS[table])
 
 
 def dated_view(us: str, moment: str) -> str:

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from tools.landing.durable import sync_directory
 
-from .sink_database import KEYS, SHEET_QUERY, TABLES, Sink, SinkError, column_list, dated_view, driver, first_line
+from .sink_database import SHEET_QUERY, TABLES, Sink, SinkError, dated_view, driver, first_line
 
 DATED = dated_view("epoch_us({})", "make_timestamp({})")
 ROWS = 65_536
@@ -51,23 +51,12 @@ class DuckSink(Sink):
         self._run("CREATE TABLE IF NOT EXISTS position (told VARCHAR)")
         self._run(f"CREATE VIEW IF NOT EXISTS dated AS {DATED}")
 
-    def add(self, table: str, rows: pa.Table, maybe_there: bool) -> None:
-        """Add rows; with `maybe_there` skip those that exist."""
-        names = column_list(TABLES[table].names)
-        but = f"ANTI JOIN {table} USING ({column_list(KEYS[table])})" if maybe_there else ""
-        self._insert(f"INSERT INTO {table} ({names}) SELECT {names} FROM incoming {but}", rows)
-
-    def put(self, table: str, rows: pa.Table) -> None:
-        """Add rows; replace those with the same keys."""
-        same = " AND ".join(f'{table}."{name}" = incoming."{name}"' for name in KEYS[table])
-        self._insert(f"DELETE FROM {table} USING incoming WHERE {same}", rows)
-        self.add(table, rows, False)
-
-    def _insert(self, sql: str, rows: pa.Table) -> None:
+    def _run_with(self, table: str, rows: pa.Table, *statements: str) -> None:
         naive = [one.with_type(pa.timestamp("us")) if pa.types.is_timestamp(one.type) else one for one in rows.schema]
         self._connection.register("incoming", rows.cast(pa.schema(naive)))
         try:
-            self._run(sql)
+            for one in statements:
+                self._run(one)
         finally:
             self._connection.unregister("incoming")
 

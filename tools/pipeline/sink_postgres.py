@@ -1,7 +1,7 @@
 """PostgreSQL as a sink. With TimescaleDB in the database, the readings are a hypertable by arrival.
 
-COPY writes the rows into a temporary table, and INSERT copies the new ones from there; the same transaction writes the
-position. Texts that PostgreSQL can't store are changed: U+0000 becomes U+FFFD, and names that are too long for its indexes
+COPY writes the rows into a temporary table, and INSERT copies those with a new key from there; the same transaction writes
+the position. Texts that PostgreSQL can't store are changed: U+0000 becomes U+FFFD, and names that are too long for its indexes
 are cut, with a digest at the end.
 """
 
@@ -30,7 +30,7 @@ ROWS = 20_000
 class PostgresSink(Sink):
     """A schema of a PostgreSQL database."""
 
-    mark, moment = "%s", "timestamptz"
+    mark, moment, conflict = "%s", "timestamptz", "ON CONFLICT DO NOTHING"
 
     def __init__(self, to: str, schema: str):
         psycopg = driver("psycopg")
@@ -62,16 +62,7 @@ class PostgresSink(Sink):
         self._run(f"CREATE VIEW dated AS {DATED}")
         self._run("CREATE TABLE position (told text NOT NULL)")
 
-    def add(self, table: str, rows: pa.Table, maybe_there: bool) -> None:
-        """Add rows; skip those that exist, with or without `maybe_there`."""
-        self._insert(table, rows, "DO NOTHING")
-
-    def put(self, table: str, rows: pa.Table) -> None:
-        """Add rows; replace those with the same keys."""
-        others = [name for name in TABLES[table].names if name not in KEYS[table]]
-        self._insert(table, rows, "DO UPDATE SET " + ", ".join(f'"{name}" = excluded."{name}"' for name in others))
-
-    def _insert(self, table: str, rows: pa.Table, conflict: str) -> None:
+    def _run_with(self, table: str, rows: pa.Table, *statements: str) -> None:
         self._run("DROP TABLE IF EXISTS pg_temp.incoming")
         self._run(f"CREATE TEMPORARY TABLE incoming (LIKE {table}) ON COMMIT DROP")
         text = io.BytesIO()
@@ -79,8 +70,8 @@ class PostgresSink(Sink):
         names = column_list(TABLES[table].names)
         with self._connection.cursor().copy(f"COPY incoming ({names}) FROM STDIN (FORMAT csv)") as copy:
             copy.write(text.getvalue())
-        keys = column_list(KEYS[table])
-        self._run(f"INSERT INTO {table} ({names}) SELECT {names} FROM incoming ON CONFLICT ({keys}) {conflict}")
+        for one in statements:
+            self._run(one)
 
     def forget(self, devices: list[str]) -> int:
         """Delete all rows of some devices, and their bytes; return the number of rows.
