@@ -505,7 +505,7 @@ def test_summary_does_not_grow_with_the_length_of_texts():
     assert len(json.dumps(found)) < 100_000
     less = summary.empty()
     summary.add(less, {**summary.empty(), "causes": {"x" * 10_000 + str(number): 1 for number in range(150)}})
-    summary.take_away(found, less)
+    summary.add(found, less, -1)
     assert sum(found["causes"].values()) == 150
 
 

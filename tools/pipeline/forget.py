@@ -495,7 +495,7 @@ def _summary(before: summary.Summary, removed: summary.Summary, names: Names) ->
     """Return the fleet's sums without the removed rows, and without texts that contain a name."""
     found: summary.Summary = summary.empty()
     summary.add(found, before)
-    summary.take_away(found, removed)
+    summary.add(found, removed, -1)
     for part in ("causes", "reasons", "topics"):
         texts: dict[str, int] = {}
         for text, count in found[part].items():

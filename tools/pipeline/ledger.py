@@ -150,8 +150,8 @@ def update(state: State, known: np.ndarray, kept: Kept, batch: Batch, late_after
             state, spans, wanted, tally, prior, rest, rest_keys, events, event_keys, reported, batch, late_after_s
         )
     lives, devices = _lives(state, kept.lives, before, made, reported)
-    sums = summary.of(made, 1)
-    summary.add(sums, summary.of(before, -1))
+    sums = summary.of(made)
+    summary.add(sums, summary.of(before), -1)
     sums["totals"]["boots"] = len(wanted) - before.num_rows
     sums["totals"]["devices"] = devices
 

@@ -56,49 +56,37 @@ def empty() -> Summary:
     }
 
 
-def of(audit: pa.Table, sign: int = 1) -> Summary:
-    """Return the sums of some rows of the audit, times `sign`, without boots and devices, which the caller counts."""
+def of(audit: pa.Table) -> Summary:
+    """Return the sums of some rows of the audit, without boots and devices, which the caller counts."""
     found = empty()
     if not audit.num_rows:
         return found
     for name in TOTALS:
-        found["totals"][name] = sign * (pc.sum(audit[name]).as_py() or 0)
+        found["totals"][name] = pc.sum(audit[name]).as_py() or 0
     flat = audit["delay_octaves"].combine_chunks().flatten()
     octave = pc.struct_field(flat, "octave").to_numpy()
     if len(octave):
         counts = np.bincount(octave, weights=pc.struct_field(flat, "messages").to_numpy())
-        found["octaves"] = {str(n): sign * int(count) for n, count in enumerate(counts) if count}
+        found["octaves"] = {str(n): int(count) for n, count in enumerate(counts) if count}
     for one in pc.value_counts(audit["cause"]).to_pylist():
         # "not told" is a key in stored commits: with another one, the rows counted under it could not be subtracted.
-        found["causes"][one["values"] or "not told"] = sign * one["counts"]
-    if sign > 0:
-        found["first_arrival_us"] = pc.min(audit["first_arrival"].cast(pa.int64())).as_py()
-        found["last_arrival_us"] = pc.max(audit["last_arrival"].cast(pa.int64())).as_py()
+        found["causes"][one["values"] or "not told"] = one["counts"]
+    found["first_arrival_us"] = pc.min(audit["first_arrival"].cast(pa.int64())).as_py()
+    found["last_arrival_us"] = pc.max(audit["last_arrival"].cast(pa.int64())).as_py()
     return found
 
 
-def add(into: Summary, more: Summary) -> None:
-    """Add to a summary."""
+def add(into: Summary, more: Summary, sign: int = 1) -> None:
+    """Add to a summary. With the sign -1, subtract; the first and the last arrival stay, because they would need all rows."""
     for name, value in more["totals"].items():
-        into["totals"][name] = into["totals"].get(name, 0) + value
+        into["totals"][name] = into["totals"].get(name, 0) + sign * value
     for part in ("octaves", "causes", "reasons", "topics"):
-        into[part] = _bounded(_sum(into[part], more[part]), part)
-    for name, choose in (("first_arrival_us", min), ("last_arrival_us", max)):
+        into[part] = _bounded(_sum(into[part], more[part], sign), part)
+    for name, choose in (("first_arrival_us", min), ("last_arrival_us", max)) if sign > 0 else ():
         known = [one[name] for one in (into, more) if one[name] is not None]
         into[name] = choose(known) if known else None
-    into["time"] = _joined(into["time"], more["time"])
-    into["undated"] = into.get("undated", 0) + more.get("undated", 0)
-
-
-def take_away(into: Summary, less: Summary) -> None:
-    """Subtract from a summary. The first and the last arrival stay, because they would need all rows."""
-    for name, value in less["totals"].items():
-        into["totals"][name] = into["totals"].get(name, 0) - value
-    for part in ("octaves", "causes", "reasons"):
-        into[part] = _sum(into[part], {key: -count for key, count in less[part].items()})
-    counts = {key: -count for key, count in less["time"]["messages"].items()}
-    into["time"] = _joined(into["time"], {**less["time"], "messages": counts})
-    into["time"]["messages"] = {key: count for key, count in into["time"]["messages"].items() if count > 0}
+    into["time"] = _joined(into["time"], more["time"], sign)
+    into["undated"] = into.get("undated", 0) + sign * more.get("undated", 0)
 
 
 def add_arrivals(into: Summary, readings: pa.Table) -> None:
@@ -126,7 +114,7 @@ def add_reasons(into: Summary, reasons: pa.ChunkedArray) -> None:
 
 def add_held(into: Summary, before: dict[str, int], after: dict[str, int]) -> None:
     """Count held messages, which count as quarantine, by reason: add those after the batch, subtract those before it."""
-    found = _sum(dict(after), {reason: -count for reason, count in before.items()})
+    found = _sum(after, before, -1)
     into["reasons"] = _bounded(_sum(into["reasons"], found), "reasons")
     into["totals"]["quarantine"] += sum(found.values())
 
@@ -145,8 +133,8 @@ def _by_text(texts: pa.Array, counts: np.ndarray) -> tuple[list[str], list[int]]
     return encoded.dictionary.to_pylist(), totals.astype(np.int64).tolist()
 
 
-def _sum(one: dict[str, int], other: dict[str, int]) -> dict[str, int]:
-    found = {key: one.get(key, 0) + other.get(key, 0) for key in {**one, **other}}
+def _sum(one: dict[str, int], other: dict[str, int], sign: int = 1) -> dict[str, int]:
+    found = {key: one.get(key, 0) + sign * other.get(key, 0) for key in {**one, **other}}
     return {key: value for key, value in found.items() if value}
 
 
@@ -185,15 +173,18 @@ def _step(span_s: float) -> int:
     return next((step for step in STEPS if span_s / step <= MOST_STEPS), STEPS[-1])
 
 
-def _joined(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
-    """Add two histograms by time; increase the step until there are at most MOST_STEPS steps."""
+def _joined(one: dict[str, Any], other: dict[str, Any], sign: int = 1) -> dict[str, Any]:
+    """Add two histograms by time, or subtract one; increase the step until there are at most MOST_STEPS steps."""
     at = [int(key) for part in (one, other) for key in part["messages"]]
     if not at:
         return one
     step_s = max(one["step_s"], other["step_s"], _step(max(at) - min(at)))
     messages: dict[str, int] = {}
-    for part in (one, other):
+    for part, times in ((one, 1), (other, sign)):
         for key, count in part["messages"].items():
             place = str(int(key) // step_s * step_s)
-            messages[place] = messages.get(place, 0) + count
-    return {"step_s": step_s, "messages": {key: messages[key] for key in sorted(messages, key=int)}}
+            messages[place] = messages.get(place, 0) + times * count
+    return {
+        "step_s": step_s,
+        "messages": {key: messages[key] for key in sorted(messages, key=int) if messages[key] > 0},
+    }
