@@ -214,14 +214,14 @@ class _Batch:
         self.origin["collector"] = prints.encoded(rows["collector"])
         if len(self.place) < len(rows):
             self.origin = {name: column.take(pa.array(self.place)) for name, column in self.origin.items()}
-        placed, compared = placing.place(state, self._placing_input())
+        placed = placing.place(state, self._placing_input())
         self.life = placed.life
         self.bad = [(int(self.place[at]), reason) for at, reason in placed.refused]
         self.no_room = [one for one in placed.overflowed if one.place < 0]
         self.bad += [(int(self.place[one.place]), one.reason) for one in placed.overflowed if one.place >= 0]
         if not placed.life.all() or placed.released:
             self._apply_placing(placed)
-        self._compare(compared)
+        self._compare()
 
     def _placing_input(self) -> placing.Messages:
         """Return the messages in the form that `placing` needs."""
@@ -301,13 +301,12 @@ class _Batch:
             self.origin[field.name] = both.dictionary_encode() if field.name == "collector" else both
         return np.array([moment for _, _, moment in found])[left]
 
-    def _compare(self, compared: placing.Comparison | None) -> None:
+    def _compare(self) -> None:
         """Distinguish new messages, copies, and other messages with a used identity."""
         state, messages = self.state, self.messages
         boot, seq = messages["boot"].to_numpy(), messages["seq"].to_numpy()
         self.uptime = messages["uptime"].combine_chunks()
-        if compared is None:
-            compared = placing.Comparison(state, self.device, self.life, boot, seq, self.printed)
+        compared = placing.Comparison(state, self.device, self.life, boot, seq, self.printed)
         order = self.order = compared.order
         new = self.new = compared.first & ~compared.known
         self.copy = ~new & compared.same

@@ -1,8 +1,8 @@
 """Assign each message of a batch to a life, for all devices of a bucket at once.
 
-Nearly always the life is obvious, and numpy finds it for a whole batch: every message has a known life, or its device has
-only one life, and the numbers of the batch fit into it. For all other devices, `lives.Device` processes message by message.
-The rules are only in `lives`. This module has conditions under which the rules have only one possible result.
+Nearly always the life is obvious, and numpy finds it for a whole batch: every message has a known life, or its device is
+new. For all other devices, also those that send no life, `lives.Device` processes message by message. The rules are only in
+`lives`. This module has conditions under which the rules have only one possible result.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 
 from . import intervals, lives
 from .lives import LIFE_BITS, Message
-from .state import BOOT_BITS, State, pack, unpack
+from .state import BOOT_BITS, State, pack
 
 ONE_LIFE = (1 << LIFE_BITS) - 1
 
@@ -85,12 +85,6 @@ class Comparison:
         self.lost[at] = ~there
         self.same[at] = there & (original == prints[at])
 
-    def spans(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return the lowest and the highest number of each key in this batch."""
-        begins = np.searchsorted(self.which, np.arange(len(self.keys)))
-        ends = np.searchsorted(self.which, np.arange(len(self.keys)), side="right") - 1
-        return self.seq[begins], self.seq[ends]
-
 
 def seen(state: State, keys: np.ndarray, which: np.ndarray, seq: np.ndarray) -> np.ndarray:
     """Return for each message, with the key `keys[which]`, whether its number was seen in earlier batches."""
@@ -101,50 +95,26 @@ def seen(state: State, keys: np.ndarray, which: np.ndarray, seq: np.ndarray) -> 
     return there[which] & state.seen.contains(intervals.encode(at[which], seq))
 
 
-def place(state: State, messages: Messages) -> tuple[Placed, Comparison | None]:
-    """Assign messages to lives, and add new lives to the state.
-
-    Returns:
-        The result; and the comparison of the messages, if `_one_by_one` was not needed, else None.
-    """
-    life, obvious, is_new = _obvious(state, messages)
-    chosen = obvious[messages.device]
-    compared = None
-    if chosen.any():
-        some = messages if chosen.all() else _part(messages, chosen)
-        compared = Comparison(state, some.device, life[chosen], some.boot, some.seq, some.print)
-        undecided = _undecided(state, some, compared, life[chosen])
-        if len(undecided):
-            obvious[undecided] = False
-            chosen = obvious[messages.device]
+def place(state: State, messages: Messages) -> Placed:
+    """Assign messages to lives, and add new lives to the state."""
+    life, is_new = _obvious(state, messages)
+    chosen = life > 0
     begin = np.flatnonzero(is_new & chosen)
     if len(begin):
         beginning, first = np.unique(messages.device[begin], return_index=True)
         state.add_lives(beginning, np.ones_like(beginning), messages.identity[begin[first]])
-    if chosen.all():
-        return Placed(life), compared
-    found = Placed(np.where(chosen, life, 0))
-    _one_by_one(state, messages, np.flatnonzero(~chosen), found)
-    return found, None
+    found = Placed(life)
+    if not chosen.all():
+        _one_by_one(state, messages, np.flatnonzero(~chosen), found)
+    return found
 
 
-def _part(messages: Messages, which: np.ndarray) -> Messages:
-    names = ("device", "identity", "boot", "seq", "first", "print", "origin")
-    return Messages(
-        **{name: getattr(messages, name)[which] for name in names},
-        collector=messages.collector,
-        content=messages.content,
-    )
+def _obvious(state: State, messages: Messages) -> tuple[np.ndarray, np.ndarray]:
+    """Return each message's life, 0 for all messages of a device if the life of any is not obvious; and which are new.
 
-
-def _obvious(state: State, messages: Messages) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return each message's life if it is obvious, for each device whether all of its lives are, and which lives are new.
-
-    Obvious is the known life with the board's number, the only life of a board that sends none, and the first life of a new
-    device.
+    Obvious is the known life with the board's number, and the first life of a new device, if the number is no jump.
     """
     devices, device, identity = len(state.devices), messages.device, messages.identity
-    lives_before = np.bincount(state.lives >> LIFE_BITS, minlength=devices)[device]
     known = (state.lives >> LIFE_BITS << 31) + state.identities
     order = np.argsort(known, kind="stable")
     wanted = (device << 31) + identity
@@ -152,71 +122,12 @@ def _obvious(state: State, messages: Messages) -> tuple[np.ndarray, np.ndarray, 
     life = np.where(np.append(known[order], -1)[at] == wanted, np.append(state.lives[order] & ONE_LIFE, 0)[at], 0)
     first = np.zeros(devices, dtype=np.int64)
     first[device[::-1]] = identity[::-1]
-    is_new = (lives_before == 0) & (identity == first[device])
+    is_new = (np.bincount(state.lives >> LIFE_BITS, minlength=devices)[device] == 0) & (identity == first[device])
     life[is_new] = 1
-    anonymous = identity == 0
-    is_mixed = anonymous != (first[device] == 0)  # only a part of the device's messages has a life
     obvious = np.ones(devices, dtype=bool)
     obvious[list(state.held)] = False
-    obvious[device[(life == 0) | is_mixed | (anonymous & (lives_before > 1))]] = False
-    return life, obvious, is_new
-
-
-def _undecided(state: State, messages: Messages, compared: Comparison, life: np.ndarray) -> np.ndarray:
-    """Return the devices of these messages for which the rules in `lives` have to decide."""
-    found = []
-    anonymous = messages.identity == 0
-    order = compared.order
-    if anonymous.any():
-        conflict = ~compared.same & anonymous[order]
-        found.append(messages.device[order[conflict]])
-        found.append(_overlapping(state, messages, compared, anonymous))
-    if int(messages.seq.max()) > lives.MOST_GAP:
-        found.append(_far(state, messages, life))
-    return np.unique(np.concatenate(found)) if found else np.zeros(0, dtype=np.int64)
-
-
-def _overlapping(state: State, messages: Messages, compared: Comparison, anonymous: np.ndarray) -> np.ndarray:
-    """Return the devices without identities whose boots, including this batch, have overlapping numbers."""
-    keys = np.union1d(state.keys, compared.keys)
-    lo, hi = np.full(len(keys), np.iinfo(np.int64).max), np.zeros(len(keys), dtype=np.int64)
-    at = np.searchsorted(keys, state.keys)
-    lo[at], hi[at] = state.spans()
-    at = np.searchsorted(keys, compared.keys)
-    batch_lo, batch_hi = compared.spans()
-    lo[at], hi[at] = np.minimum(lo[at], batch_lo), np.maximum(hi[at], batch_hi)
-    # A boot message claims all numbers from the boot's first one.
-    has_identity = np.flatnonzero(messages.first[compared.order] >= 0)
-    claimed = lo.copy()
-    begins = messages.first[compared.order[has_identity]]
-    seq = compared.seq[has_identity]
-    start = np.where((begins >= 1) & (begins < seq), begins, seq)
-    place_of = at[compared.which[has_identity]]
-    np.minimum.at(claimed, place_of, start)
-    late = np.zeros(len(keys), dtype=bool)
-    late[place_of[start > lo[place_of]]] = True  # a number of the boot is below its first number in the boot message
-    same_life = (keys[1:] >> BOOT_BITS) == (keys[:-1] >> BOOT_BITS)
-    late[1:] |= same_life & (hi[:-1] >= claimed[1:])
-    device, _, _ = unpack(keys[late])
-    concerned = np.zeros(len(state.devices), dtype=bool)
-    concerned[messages.device[anonymous]] = True
-    return device[concerned[device]]
-
-
-def _far(state: State, messages: Messages, life: np.ndarray) -> np.ndarray:
-    """Return the devices with a number that may be suspiciously far ahead."""
-    key = (messages.device << LIFE_BITS) | life
-    keys, which = np.unique(key, return_inverse=True)
-    highest, lowest = np.zeros(len(keys), dtype=np.int64), np.full(len(keys), np.iinfo(np.int64).max)
-    np.maximum.at(highest, which, messages.seq)
-    np.minimum.at(lowest, which, messages.seq)
-    before = np.zeros(len(keys), dtype=np.int64)
-    its_life = state.keys >> BOOT_BITS
-    at = np.minimum(np.searchsorted(keys, its_life), len(keys) - 1)
-    concerned = keys[at] == its_life
-    np.maximum.at(before, at[concerned], state.spans()[1][concerned])
-    reference = np.where(before > 0, before, lowest)
-    return keys[highest > reference + lives.MOST_GAP] >> LIFE_BITS
+    obvious[device[(life == 0) | (identity == 0) | (messages.seq > lives.MOST_GAP)]] = False
+    return np.where(obvious[device], life, 0), is_new
 
 
 def _one_by_one(state: State, messages: Messages, rows: np.ndarray, found: Placed) -> None:

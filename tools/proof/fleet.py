@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 from tools.landing import parquet, segments
 
 BEGIN_US = 1_790_000_000_000_000  # in September 2026
+LIVES = (1 << 30) - 1  # a board's life is 1 to this
 
 
 @dataclass
@@ -118,7 +119,9 @@ def payloads(fleet: Fleet, messages: Messages, rng: np.random.Generator) -> pa.A
     parts = [
         '[{"bn":"',
         name,
-        '/","boot":',
+        '/","life":',
+        text((messages.device + 1) * 1_000_003 % LIVES + 1),
+        ',"boot":',
         text(messages.boot),
         ',"seq":',
         text(messages.seq),
