@@ -14,9 +14,9 @@ import pyarrow.compute as pc
 
 from . import schemas
 from .commits import Commit, Output, OutputError
+from .storage import retried
 
 T = TypeVar("T")
-TRIES = 5
 
 Where = Any
 """A filter for rows (`pc.field(...) > ...`), or None. (pyarrow has no type annotations.)"""
@@ -78,14 +78,9 @@ def as_of_one_commit(output: Output, what: Callable[[Books], T]) -> T | None:
 
     The function is called again, with a newer commit, if a running stream has deleted files of the commit that it reads.
     """
-    for left in reversed(range(TRIES)):
+
+    def attempt() -> T | None:
         commit = output.latest()
-        if commit is None:
-            return None
-        try:
-            return what(Books(output, commit))
-        except FileNotFoundError:
-            newest = output.latest()
-            if not left or (newest is not None and newest.batch == commit.batch):
-                raise
-    return None
+        return what(Books(output, commit)) if commit else None
+
+    return retried(attempt)

@@ -433,20 +433,13 @@ class _Batch:
     def _readings(self, records: pa.Table, chosen: np.ndarray) -> pa.Table:
         # Records are sorted by message (`row`); find those of the chosen messages, in the order of `chosen`.
         row = records["row"].to_numpy()
-        begins = np.searchsorted(row, self.place)
-        if len(row) == len(self.place) and np.array_equal(row, self.place):
-            of_message, at = chosen, chosen
-        else:
-            if len(row) and (np.diff(row) < 0).any():
-                records = records.sort_by([("row", "ascending"), ("index", "ascending")])
-                row = records["row"].to_numpy()
-                begins = np.searchsorted(row, self.place)
-            counts = np.searchsorted(row, self.place, side="right") - begins
-            chosen_counts = counts[chosen]
-            of_message = np.repeat(chosen, chosen_counts)
-            ends = np.cumsum(chosen_counts)
-            within = np.arange(len(of_message)) - np.repeat(ends - chosen_counts, chosen_counts)
-            at = begins[of_message] + within
+        if (np.diff(row) < 0).any():
+            records = records.sort_by([("row", "ascending"), ("index", "ascending")])
+            row = records["row"].to_numpy()
+        begins = np.searchsorted(row, self.place[chosen])
+        counts = np.searchsorted(row, self.place[chosen], side="right") - begins
+        of_message = np.repeat(chosen, counts)
+        at = np.arange(len(of_message)) + np.repeat(begins - np.cumsum(counts) + counts, counts)
         where = pa.array(at)
         columns = [records[name].combine_chunks().take(where) for name in records.schema.names[1:]]
         moment = columns[-1].cast(schemas.MOMENT)
@@ -490,14 +483,8 @@ class _Batch:
         return table_of([*self._key(which), cause, uptime, *origin], schemas.DUPLICATES)
 
     def _prints(self, chosen: np.ndarray) -> pa.Table:
-        names = pa.array(self.state.devices, pa.string())
-        device, life, boot = unpack(self.state.keys[self.group[self.new]])
-        columns = [
-            pa.DictionaryArray.from_arrays(pa.array(device.astype(np.int32)), names),
-            *(pa.array(life.astype(np.int32)), pa.array(boot), pa.array(self.seq[self.new])),
-            *(pa.array(self.printed[chosen]), pa.array(self.arrival_us[self.new]).cast(schemas.MOMENT)),
-        ]
-        return table_of(columns, WITH_DAY["prints"])
+        arrival = self.origin["arrival"].take(pa.array(chosen))
+        return table_of([*self._key(chosen), pa.array(self.printed[chosen]), arrival], WITH_DAY["prints"])
 
     def _undelivered(self, chosen: np.ndarray) -> Iterator[tuple[str, pa.Table]]:
         """Yield the numbers that the boards gave up, with the reasons."""

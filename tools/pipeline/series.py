@@ -29,6 +29,7 @@ import pyarrow.compute as pc
 
 from . import intervals
 from .commits import Commit, Output, bucket_of, day_of
+from .state import pack
 from .ties import AHEAD_US, SET_SINCE_US, plausible
 
 FORMAT = 2
@@ -131,15 +132,17 @@ def taken_ms(rows: pa.RecordBatch, now_us: int) -> np.ndarray:
         time_us < at + AHEAD_US * arrival_ok
     )
     found = np.where(known, time_us, np.where(arrival_ok, arrival, -1000))
-    without_time = ~known & rows["uptime"].is_valid().to_numpy(zero_copy_only=False)
+    has_uptime = rows["uptime"].is_valid().to_numpy(zero_copy_only=False)
+    without_time = ~known & has_uptime
     if without_time.any() and known.any():
         uptime_us = (pc.fill_null(rows["uptime"], 0).to_numpy() * 1e6).astype(np.int64)
-        tied = known & rows["uptime"].is_valid().to_numpy(zero_copy_only=False)
-        boots = pa.array(np.arange(len(rows)))
-        key = pa.table([rows["device"].cast(pa.string()), rows["life"], rows["boot"], boots], ["d", "l", "b", "row"])
-        ties = key.filter(pa.array(tied)).group_by(["d", "l", "b"], use_threads=False).aggregate([("row", "max")])
-        both = key.filter(pa.array(without_time)).join(ties, ["d", "l", "b"], join_type="inner", use_threads=False)
-        row, tie = both["row"].to_numpy(), both["row_max"].to_numpy()
+        key = pack(_texts(rows["device"])[1], rows["life"].to_numpy().astype(np.int64), rows["boot"].to_numpy())
+        boots, boot = np.unique(key, return_inverse=True)
+        tied = np.flatnonzero(known & has_uptime)
+        last_tie = np.full(len(boots), -1)
+        last_tie[boot[tied]] = tied
+        row = np.flatnonzero(without_time & (last_tie[boot] >= 0))
+        tie = last_tie[boot[row]]
         dated = time_us[tie] - uptime_us[tie] + uptime_us[row]
         is_plausible = plausible(dated, at[row])
         found[row[is_plausible]] = dated[is_plausible]

@@ -256,15 +256,10 @@ class _Writers:
         if key not in self.open:
             if len(self.open) >= MOST_OPEN:
                 self._finish(next(iter(self.open)))
-            directory, _, part = table.partition(".")
-            again = sum(one.table == table and f"/{where}" in one.file for one in self.done)
-            name = "-".join(filter(None, [self.name, part, f"{again + 1}" if again else ""]))
-            if directory.startswith(
-                "state/"
-            ):  # no directory per batch: these files are deleted later, and the directories would stay
-                file = f"{directory}/{self.batch:09d}-{name}.parquet"
-            else:
-                file = f"{directory}/{where}batch={self.batch}/{name}.parquet"
+            # No directory per batch for the state: its files are deleted later, and the directories would stay.
+            below = f"{self.batch:09d}-" if table.startswith("state/") else f"{where}batch={self.batch}/"
+            number = len(self.done) + len(self.open)
+            file = f"{table.partition('.')[0]}/{below}{self.name}-{number}.parquet"
             context = self.storage.create(file)
             self.open[key] = file, context, parquet_writer(context.__enter__(), rows.schema), 0
         file, context, writer, count = self.open[key]
