@@ -339,16 +339,12 @@ class _Batch:
         device = self.device[at]
         begins = intervals.begins(device)
         arrival = self.arrival_us[position[at]]
-        newest = arrival >= state.fronts[0][device]
-        if not (newest & (begins | (np.diff(arrival, prepend=0) >= 0))).all():
-            highest = 0
-            fronts = state.fronts[0][device].tolist()
-            for n, (is_first, its_arrival) in enumerate(zip(begins.tolist(), arrival.tolist(), strict=True)):
-                highest = fronts[n] if is_first else highest
-                newest[n] = its_arrival >= highest
-                highest = max(highest, its_arrival)
-            at, device, arrival = at[newest], device[newest], arrival[newest]
-            begins = intervals.begins(device)
+        latest = np.maximum(arrival, state.fronts[0][device])
+        # Ranks, increased from device to device, so that a maximum from the left stays in its device.
+        rank = np.unique(latest, return_inverse=True)[1] + np.cumsum(begins) * len(latest)
+        newest = (arrival == latest) & (rank == np.maximum.accumulate(rank))
+        at, device, arrival = at[newest], device[newest], arrival[newest]
+        begins = intervals.begins(device)
         returned = np.zeros(len(self.order), dtype=bool)
         if not len(at):
             return returned
