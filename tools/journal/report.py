@@ -94,7 +94,7 @@ class Sector:
     seq: int = 0
     fields: dict[str, int] = field(default_factory=dict)
     records: list[Record] = field(default_factory=list)
-    held: list[tuple[int, int]] = field(default_factory=list)  # (sector, offset) of the held messages in its header
+    held: int = 0  # held messages that are listed in its header
     note: bytes = b""
     damaged: int = 0  # invalid records before a valid one
     torn: int = 0  # 1: there is an invalid record behind the last valid one
@@ -104,15 +104,10 @@ class Sector:
 
 HEADER_FIELDS = {
     "low": (layout.H_LOW, 4),
-    "finished": (layout.H_FINISHED, 4),
-    "marked": (layout.H_MARKED, 4),
     "first": (layout.H_FIRST, 4),
     "floor": (layout.H_FLOOR, 4),
-    "dropped": (layout.H_DROPPED, 4),
-    "damaged": (layout.H_DAMAGED, 4),
     "boot": (layout.H_BOOT, 4),
     "erases": (layout.H_ERASES, 4),
-    "sectors": (layout.H_SECTORS, 2),
     "tail": (layout.H_TAIL, 2),
     "prev": (layout.H_PREV, 2),
     "prev_end": (layout.H_PREV_END, 2),
@@ -142,9 +137,7 @@ def read_sector(number: int, content: bytes) -> Sector:
     sector.fields = {name: _number(content, at, n) for name, (at, n) in HEADER_FIELDS.items()}
     sector.fields["continued"] = content[layout.H_HELD] & layout.H_CONTINUED and 1
     sector.note = content[layout.H_NOTE : layout.H_NOTE + layout.NOTE_SIZE]
-    places = range(layout.H_LIST, layout.H_LIST + 4 * listed, 4)
-    sector.held = [(_number(content, at, 2), 4 * _number(content, at + 2, 2)) for at in places]
-    sector.used, sector.limit = end, len(content)
+    sector.held, sector.used, sector.limit = listed, end, len(content)
     _read_records(sector, content, end)
     if all(record.carried for record in sector.records):
         sector.state = "unconfirmed"
@@ -335,7 +328,7 @@ def _sectors(sectors: Sequence[Sector], sector_bytes: int) -> str:
                 f"{fields['low']:,}",
                 f"{fields['first']:,}" + ("+" if fields["continued"] else ""),
                 f"{fields['floor']:,}",
-                str(len(sector.held) or ""),
+                str(sector.held or ""),
                 str(len(sector.records)),
                 str(sector.damaged or ""),
                 str(sector.torn or ""),

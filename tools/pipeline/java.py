@@ -10,13 +10,13 @@ import argparse
 import os
 import re
 import shutil
-import stat
 import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 from tools.command import Failure
+from tools.landing.durable import replacing
 
 OLDEST = 17
 SHIM = """#!/bin/sh
@@ -60,16 +60,7 @@ def find_java() -> Path:
 
 
 def java_version(home: Path) -> int | None:
-    """Return the major version of the Java in `home`, None if it does not run.
-
-    If there is a file `release`, the version is read from it, because starting Java takes more than a tenth of a second.
-    """
-    try:
-        match = re.search(r'^JAVA_VERSION="(?:1\.)?([0-9]+)', (home / "release").read_text(), re.MULTILINE)
-        if match and os.access(home / "bin" / "java", os.X_OK):
-            return int(match[1])
-    except OSError:
-        pass
+    """Return the major version of the Java in `home`, None if it does not run."""
     try:
         ran = subprocess.run(
             [str(home / "bin" / "java"), "-version"], check=False, capture_output=True, text=True, timeout=60
@@ -109,10 +100,9 @@ def shim(home: Path, where: Path) -> Path:
     text = SHIM.format(java=home / "bin" / "java")
     if not binary.exists() or binary.read_text() != text:
         binary.parent.mkdir(parents=True, exist_ok=True)
-        temporary = binary.with_name(f".java.{os.getpid()}")
-        temporary.write_text(text)
-        temporary.chmod(temporary.stat().st_mode | stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH)
-        temporary.replace(binary)
+        with replacing(binary, "w", sync=False, temporary=binary.with_name(f".java.{os.getpid()}")) as file:
+            file.write(text)
+            os.fchmod(file.fileno(), 0o755)
     return where
 
 
