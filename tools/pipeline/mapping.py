@@ -333,10 +333,14 @@ def _rule(lines: _Lines, number: int, table: dict[str, Any]) -> Rule:
         pattern, words = _pattern(topic)
     except ValueError as error:
         raise wrong("topic", f"topic = {topic!r}: {error}") from None
-    if table.get("ignore"):
+    given = {"convert" if key == "as" else key: value for key, value in table.items()}
+    if "name" in words:
+        given.setdefault("name", "{name}")
+    rule = Rule(lines.of(number, "topic"), pattern=pattern, **given)
+    if rule.ignore:
         if len(table) > 2:
             raise wrong("ignore", "ignore = true allows no other key than topic: remove the others")
-        return Rule(lines.of(number, "topic"), topic, pattern, True)
+        return rule
     if "value" not in table and "path" not in table:
         raise wrong("topic", 'there is neither a value nor a path: value = "$" is the whole payload')
     for key in ("path", "value", "time"):
@@ -345,8 +349,8 @@ def _rule(lines: _Lines, number: int, table: dict[str, Any]) -> Rule:
                 key,
                 f"{key} = {table[key]!r} has to be a JSON path, which begins with $ (or with @ for the item of path)",
             )
-    if table.get("path", "$")[0] == "@":
-        raise wrong("path", f"path = {table['path']!r} has to begin with $: it finds the items in the payload")
+    if rule.path[0] == "@":
+        raise wrong("path", f"path = {rule.path!r} has to begin with $: it finds the items in the payload")
     for key in ("device", "path", "name", "value", "unit", "time"):
         try:
             _check(table.get(key, ""), words | {"key"})
@@ -354,18 +358,10 @@ def _rule(lines: _Lines, number: int, table: dict[str, Any]) -> Rule:
             raise wrong(key, str(error)) from None
     if "device" not in table and "device" not in words:
         raise wrong("topic", f"topic = {topic!r} has no {{device}}, and there is no key device")
-    name = table.get("name") or ("{name}" if "name" in words else "{key}")
-    value = table.get("value", "@")
-    if "{key}" in name and not _has_key(table.get("path", "$"), value):
+    has_key = rule.value != "$" and (rule.value, rule.path) != ("@", "$")
+    if "{key}" in rule.name and not has_key:
         raise wrong("topic", f"there is no name: give one, or put {{name}} into topic = {topic!r}")
-    return Rule(
-        lines.of(number, "topic"), topic, pattern, False, table.get("device", "{device}"), table.get("path", "$"), name, value,
-        table.get("unit"), table.get("time"), table.get("time_unit", "s"), table.get("format", "json"), table.get("as"),
-    )  # fmt: skip
-
-
-def _has_key(path: str, value: str) -> bool:
-    return len(value) > 1 or (value == "@" and path != "$")
+    return rule
 
 
 def _check(text: str, known: set[str]) -> None:

@@ -43,17 +43,14 @@ def process(state: State, rows: pa.Table, mapping: Mapping = NO_MAPPING) -> Iter
         yield from others.tables(state, rows)
         if others.bad:
             yield from _quarantine(state, rows, topic, payload, others.bad)
-        own = rows.filter(pa.array(~others.handled))
-        if own.num_rows:
-            yield from _process_packs(state, own, prints.encoded(own["topic"]), own["payload"].combine_chunks())
-    else:
-        yield from _process_packs(state, rows, topic, payload)
+        rows = rows.filter(pa.array(~others.handled))
+    if rows.num_rows:
+        yield from _process_packs(state, rows)
 
 
-def _process_packs(
-    state: State, rows: pa.Table, topic: pa.DictionaryArray, payload: pa.Array
-) -> Iterator[tuple[str, pa.Table]]:
+def _process_packs(state: State, rows: pa.Table) -> Iterator[tuple[str, pa.Table]]:
     """Process messages that must be SenML packs with an identity."""
+    topic, payload = prints.encoded(rows["topic"]), rows["payload"].combine_chunks()
     packs, bad = _read(payload, topic)
     messages = packs.messages
 
