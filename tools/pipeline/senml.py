@@ -17,6 +17,7 @@ import contextlib
 import json
 import math
 import re
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -96,47 +97,53 @@ def unreadable(error: Exception) -> str:
 
 def read(payloads: pa.Array) -> Packs:
     """Read a batch of payloads. A payload that raises an unexpected error is bad, and the others are read without it."""
-    payloads = payloads.cast(pa.binary())
+    found = list(_read(payloads.cast(pa.binary()), np.arange(len(payloads), dtype=np.int64)))
+    messages, records = (_together([one[n] for one in found], kind) for n, kind in enumerate((MESSAGES, RECORDS)))
+    return Packs(messages, records, sorted(one for packs in found for one in packs.bad))
+
+
+def _read(payloads: pa.Array, rows: np.ndarray, whole: bool = True) -> Iterator[Packs]:
+    """Read some payloads. Halve them if the fast reader refuses one, or if one raises an error."""
+    if not len(rows):
+        return
     try:
-        return _read(payloads)
+        found = _read_block(payloads, rows, whole)
     except NOT_THE_MESSAGE:
         raise
     except Exception as error:
-        if len(payloads) == 1:
-            return Packs(MESSAGES.empty_table(), RECORDS.empty_table(), [(0, unreadable(error))])
-    half = len(payloads) // 2
-    one, other = read(payloads[:half]), read(payloads[half:])
-    return Packs(
-        pa.concat_tables([one.messages, _moved(other.messages, half)]).combine_chunks(),
-        pa.concat_tables([one.records, _moved(other.records, half)]).combine_chunks(),
-        one.bad + [(row + half, reason) for row, reason in other.bad],
-    )
+        found = [] if len(rows) > 1 else [_bad([(int(rows[0]), unreadable(error))])]
+    yield from found
+    if not found:
+        half = len(rows) // 2
+        yield from _read(payloads[:half], rows[:half], False)
+        yield from _read(payloads[half:], rows[half:], False)
 
 
-def _moved(table: pa.Table, by: int) -> pa.Table:
-    return table.set_column(0, table.schema.field(0), pa.array(table["row"].to_numpy() + by))
+def _read_block(payloads: pa.Array, rows: np.ndarray, whole: bool) -> list[Packs]:
+    """Read some payloads at once, suspicious ones one by one; return nothing if the reader refuses one of many.
 
-
-def _read(payloads: pa.Array) -> Packs:
-    rows = np.arange(len(payloads), dtype=np.int64)
-    parts: list[tuple[np.ndarray, pa.Array]] = []
-    bad: list[tuple[int, str]] = []
-    fields = CORE | _labels_in_use(payloads)
-    packs = _parse_block(payloads, fields, unexpected="error") if len(payloads) else None
+    A whole batch is first read without the labels that are not in use, and refused for any unknown label.
+    """
+    packs = _parse_block(payloads, CORE | _labels_in_use(payloads), unexpected="error") if whole else None
     if packs is not None and _all_finite(packs):
-        parts.append((rows, packs))
-    else:
-        _parse(payloads, rows, parts, bad)
-    messages, records = [], []
-    for part_rows, packs in parts:
-        some_messages, some_records, wrong = _resolve(part_rows, packs)
-        messages.append(some_messages)
-        records.append(some_records)
-        bad += wrong
-    return Packs(_together(messages, MESSAGES), _together(records, RECORDS), sorted(bad))
+        return [_resolve(rows, packs)]
+    brackets = pc.add(pc.count_substring(payloads, "["), pc.count_substring(payloads, "{"))
+    suspicious = pc.or_(pc.greater(brackets, MOST_BRACKETS), pc.match_substring_regex(payloads, STRICTLY))
+    slowly = suspicious.to_numpy(zero_copy_only=False)
+    packs = _parse_block(payloads.filter(pc.invert(suspicious)), LABELS, unexpected="ignore")
+    if packs is None and len(rows) > SMALLEST_BLOCK and not slowly.all():
+        return []
+    if packs is None:
+        return [_read_one_by_one(payloads, rows)]
+    return [_resolve(rows[~slowly], packs), _read_one_by_one(payloads.filter(suspicious), rows[slowly])]
+
+
+def _bad(reasons: list[tuple[int, str]]) -> Packs:
+    return Packs(MESSAGES.empty_table(), RECORDS.empty_table(), reasons)
 
 
 def _together(parts: list[pa.Table], schema: pa.Schema) -> pa.Table:
+    parts = [one for one in parts if one.num_rows]
     if not parts:
         return schema.empty_table()
     if len(parts) == 1:
@@ -189,44 +196,19 @@ def _all_finite(packs: pa.ListArray) -> bool:
     return True
 
 
-def _parse(
-    payloads: pa.Array, rows: np.ndarray, parts: list[tuple[np.ndarray, pa.Array]], bad: list[tuple[int, str]]
-) -> None:
-    """Parse with all labels. If the reader refuses a block, halve it; read small blocks one by one."""
-    suspicious = pc.or_(
-        pc.greater(pc.add(pc.count_substring(payloads, "["), pc.count_substring(payloads, "{")), MOST_BRACKETS),
-        pc.match_substring_regex(payloads, STRICTLY),
-    )
-    if pc.any(suspicious).as_py():
-        _parse_one_by_one(payloads.filter(suspicious), rows[suspicious.to_numpy(zero_copy_only=False)], parts, bad)
-        clear = pc.invert(suspicious)
-        payloads, rows = payloads.filter(clear), rows[clear.to_numpy(zero_copy_only=False)]
-    waiting = [(payloads, rows)] if len(rows) else []
-    while waiting:
-        payloads, rows = waiting.pop()
-        packs = _parse_block(payloads, LABELS, unexpected="ignore")
-        if packs is not None:
-            parts.append((rows, packs))
-        elif len(rows) <= SMALLEST_BLOCK:
-            _parse_one_by_one(payloads, rows, parts, bad)
-        else:
-            half = len(rows) // 2
-            waiting += [(payloads[half:], rows[half:]), (payloads[:half], rows[:half])]
-
-
-def _parse_one_by_one(
-    payloads: pa.Array, rows: np.ndarray, parts: list[tuple[np.ndarray, pa.Array]], bad: list[tuple[int, str]]
-) -> None:
-    good_rows, good = [], []
+def _read_one_by_one(payloads: pa.Array, rows: np.ndarray) -> Packs:
+    good_rows, good, bad = [], [], []
     for row, payload in zip(rows.tolist(), payloads.to_pylist(), strict=True):
         try:
             good.append(read_one(payload))
             good_rows.append(row)
         except BadPack as error:
             bad.append((row, str(error)))
-    if good:
-        packs = pa.array(good, pa.list_(pa.struct(list(LABELS.items()))))
-        parts.append((np.array(good_rows, dtype=np.int64), packs))
+    if not good:
+        return _bad(bad)
+    packs = pa.array(good, pa.list_(pa.struct(list(LABELS.items()))))
+    messages, records, wrong = _resolve(np.array(good_rows, dtype=np.int64), packs)
+    return Packs(messages, records, bad + wrong)
 
 
 def read_one(payload: bytes) -> list[dict[str, Any]]:
@@ -303,7 +285,7 @@ class _Fields:
         return pa.nulls(len(self.records), LABELS[label])
 
 
-def _resolve(rows: np.ndarray, packs: pa.ListArray) -> tuple[pa.Table, pa.Table, list[tuple[int, str]]]:
+def _resolve(rows: np.ndarray, packs: pa.ListArray) -> Packs:
     """Resolve base fields (§4.1), times and identities; return messages, records, and (row, reason) of bad packs."""
     reasons = _Reasons(len(packs))
     reasons.where(~_valid(packs), "not a pack: no array")
@@ -318,7 +300,7 @@ def _resolve(rows: np.ndarray, packs: pa.ListArray) -> tuple[pa.Table, pa.Table,
     if not single and len(flat):
         heads = _Fields(flat.take(pa.array(np.minimum(starts, len(flat) - 1))))
     if heads is None:
-        return MESSAGES.empty_table(), RECORDS.empty_table(), reasons.listed(rows)
+        return _bad(reasons.listed(rows))
     if flat.null_count:
         reasons.where(_any(parent, ~_valid(flat), len(packs)), "a record is not an object")
 
@@ -426,7 +408,7 @@ def _resolve(rows: np.ndarray, packs: pa.ListArray) -> tuple[pa.Table, pa.Table,
     keep = is_reading & good[parent]
     if not keep.all():
         records = records.filter(pa.array(keep))
-    return messages, records, reasons.listed(rows)
+    return Packs(messages, records, reasons.listed(rows))
 
 
 class _Reasons:
