@@ -21,7 +21,7 @@ from . import intervals, lives, parts, placing, plain, prints, schemas, senml, t
 from .files import table_of
 from .mapping import Mapping
 from .senml import EVENT_LABELS
-from .state import State, unpack
+from .state import State, pack, unpack
 
 WITH_DAY = {name: schemas.TABLES[name].append(schemas.ORIGIN[0]) for name in ("prints", "undelivered")}
 """Tables whose files are sorted by day of arrival, although the arrival is no column of theirs."""
@@ -299,27 +299,35 @@ class _Batch:
         return np.array([moment for _, _, moment in found])[left]
 
     def _compare(self) -> None:
-        """Distinguish new messages, copies, and other messages with a used identity."""
+        """Sort the messages by identity, copies by arrival; distinguish new ones, copies, and others with a used identity.
+
+        `new`, `copy` and the other arrays that are set here are in this order.
+        """
         state, messages = self.state, self.messages
         boot, seq = messages["boot"].to_numpy(), messages["seq"].to_numpy()
         self.uptime = messages["uptime"].combine_chunks()
-        compared = placing.Comparison(state, self.device, self.life, boot, seq, self.printed)
-        order = self.order = compared.order
-        new = self.new = compared.first & ~compared.known
-        self.copy = ~new & compared.same
-        for wrong, reason in (
-            (~new & compared.lost, lives.NOT_COMPARED),
-            (~new & ~compared.same & ~compared.lost, lives.REUSED),
-        ):
-            self.bad += [(int(row), reason) for row in self.place[order[wrong]]]
-        groups = state.groups(compared.keys)
-        codes = intervals.encode(groups[compared.which], compared.seq)
-        highest_before = self._highest(codes)
+        keys = pack(self.device, self.life, boot)
+        codes = intervals.encode(state.groups(keys), seq)
+        order = self.order = np.argsort(codes, kind="stable")
+        codes, keys, printed = codes[order], keys[order], self.printed[order]
+        self.group, self.seq = intervals.group_of(codes), seq[order]
+        first, known = intervals.begins(codes), state.seen.contains(codes)
+        new = self.new = first & ~known
+        # The others are compared with the first one of this batch, or with that of an earlier batch.
+        at = np.flatnonzero(~new)
+        original = printed[np.flatnonzero(first)[np.cumsum(first)[at] - 1]]
+        there, earlier = np.ones(len(at), dtype=bool), known[at]
+        if earlier.any():
+            original[earlier], there[earlier] = state.prints.find(keys[at[earlier]], self.seq[at[earlier]])
+        same = there & (original == printed[at])
+        self.copy = np.zeros(len(order), dtype=bool)
+        self.copy[at[same]] = True
+        for wrong, reason in ((~there, lives.NOT_COMPARED), (there & ~same, lives.REUSED)):
+            self.bad += [(int(row), reason) for row in self.place[order[at[wrong]]]]
         self.arrival_us = self.origin["arrival"].cast(pa.int64()).to_numpy()[order]
-        self.reordered = new & (self._overtaken(codes, order) | (codes < highest_before))
+        self.reordered = new & (self._overtaken(codes, order) | (codes < self._highest(codes)))
         state.seen = state.seen.union(codes[new])
-        self.group, self.seq = intervals.group_of(codes), compared.seq
-        state.prints.add(compared.keys[compared.which[new]], compared.seq[new], self.printed[order[new]])
+        state.prints.add(keys[new], self.seq[new], printed[new])
         self.returned = self._returned(boot, seq)
 
     def _returned(self, boot: np.ndarray, seq: np.ndarray) -> np.ndarray:

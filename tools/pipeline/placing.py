@@ -47,45 +47,6 @@ class Placed:
     overflowed: list[Message] = field(default_factory=list)
 
 
-class Comparison:
-    """Messages sorted by identity, each compared with the first one of the same identity.
-
-    Attributes:
-        order: the messages sorted by identity, copies by arrival. The following arrays are in this order.
-        first: is it the first of its identity in this batch? known: was its identity seen in an earlier batch?
-        same: does it have the first one's print? lost: was the first one's print deleted?
-        keys: the distinct packed keys. which: the index in `keys` of each message's key.
-    """
-
-    def __init__(
-        self, state: State, device: np.ndarray, life: np.ndarray, boot: np.ndarray, seq: np.ndarray, prints: np.ndarray
-    ):
-        packed = pack(device, life, boot)
-        self.keys, which = np.unique(packed, return_inverse=True)
-        codes = intervals.encode(which, seq)
-        order = self.order = np.argsort(codes, kind="stable")
-        codes = codes[order]
-        self.which, self.seq = which[order], seq[order]
-        self.first = intervals.begins(codes)
-        self.known = seen(state, self.keys, self.which, self.seq)
-        self.same, self.lost = self.first & ~self.known, np.zeros(len(codes), dtype=bool)
-        if not self.same.all():
-            self._compare(state, prints[order])
-
-    def _compare(self, state: State, prints: np.ndarray) -> None:
-        """Compare the prints of copies with those of their originals."""
-        at = np.flatnonzero(~self.same)
-        begins = np.flatnonzero(self.first)
-        original = prints[begins[np.searchsorted(begins, at, side="right") - 1]]
-        known = self.known[at]
-        there = np.ones(len(at), dtype=bool)
-        if known.any():
-            before = at[known]
-            original[known], there[known] = state.prints.find(self.keys[self.which[before]], self.seq[before])
-        self.lost[at] = ~there
-        self.same[at] = there & (original == prints[at])
-
-
 def seen(state: State, keys: np.ndarray, which: np.ndarray, seq: np.ndarray) -> np.ndarray:
     """Return for each message, with the key `keys[which]`, whether its number was seen in earlier batches."""
     if not len(state.keys):
