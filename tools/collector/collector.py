@@ -151,6 +151,7 @@ class Collector:
             packet_bytes=max(settings.packet_bytes, LEAST_BUFFER_BYTES),
             remember=False,
         )
+        self.inbound = self.session.load_inbound()
         for topic, qos in settings.topics:
             check_filter(topic.encode())
             # Level 5, Retain Handling 1: no retained messages if the subscription exists already (§3.8.3.1).
@@ -304,7 +305,7 @@ class Collector:
                 return
             self._check_limits()
             wait_s = min(connection.check(ticks_ms()) / 1000, LONGEST_WAIT_S)
-            if self.session.wants_turn:
+            if self.inbound.wants_turn:
                 await self._process_all(sock)
             if connection.output.end:
                 continue
@@ -359,8 +360,7 @@ class Collector:
                     self._land(message)
                 session.acknowledge()
             elif event in (NOTHING, OUTPUT):
-                if session.wants_turn:
-                    session.put_delayed()
+                self.inbound.put_delayed()
                 return int(event)
             elif event == CONNECTED:
                 self.connects += 1

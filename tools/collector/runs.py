@@ -160,16 +160,6 @@ class RunSession(Session):
         super().acknowledge()
         self.unsynced = False
 
-    @property
-    def wants_turn(self) -> bool:
-        """Whether there is work without a new packet: see `RunInbound`."""
-        return self.inbound is not None and self.inbound.wants_turn
-
-    def put_delayed(self) -> None:
-        """Put the delayed PUBRECs, as far as the window and the output allow."""
-        if self.inbound is not None:
-            self.inbound.put_delayed()
-
     def run_room(self) -> int:
         """Return how many QoS 1 messages the next run may have; 0 while a delivery or an urgent packet comes first."""
         room: int = self.output.room()
