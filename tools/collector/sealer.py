@@ -32,7 +32,6 @@ class Sealer:
         self._salvage = salvage
         self._process: asyncio.subprocess.Process | None = None
         self._work = asyncio.Event()
-        self._done = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._finishing = False
         self._reported = ""
@@ -46,11 +45,7 @@ class Sealer:
 
     def wake(self) -> None:
         """Look for closed logs: call this after a log was closed."""
-        if self._store.closed:
-            self._done.clear()
-            self._work.set()
-        else:
-            self._done.set()
+        self._work.set()
 
     async def finish(self) -> None:
         """Wait until every closed log is sealed.
@@ -61,14 +56,10 @@ class Sealer:
         """
         self._finishing = True
         self.wake()
-        waiting = asyncio.create_task(self._done.wait())
         assert self._task is not None
         try:
-            await asyncio.wait({waiting, self._task}, return_when=asyncio.FIRST_COMPLETED)
-            if self._task.done():
-                self._task.result()
+            await self._task
         finally:
-            waiting.cancel()
             await self.stop()
 
     async def stop(self) -> None:
@@ -92,14 +83,14 @@ class Sealer:
         return self._task.exception()
 
     async def _run(self) -> None:
-        while True:
-            await self._work.wait()
-            self._work.clear()
-            failures = 0
-            while self._store.closed:
-                if await self._seal(self._store.closed[0]):
-                    failures = 0
-                    continue
+        failures = 0
+        while self._store.closed or not self._finishing:
+            if not self._store.closed:
+                self._work.clear()
+                await self._work.wait()
+            elif await self._seal(self._store.closed[0]):
+                failures = 0
+            else:
                 failures += 1
                 if self._finishing and failures >= LAST_TRIES:
                     raise LandingStalled(
@@ -107,7 +98,6 @@ class Sealer:
                         "their logs are durable, the next start seals them"
                     )
                 await asyncio.sleep(RETRY_S)
-            self._done.set()
 
     async def _seal(self, number: int) -> bool:
         started = time.monotonic()
