@@ -65,7 +65,6 @@ def write_segment(
     table: pa.Table,
     buckets: int = BUCKETS,
     *,
-    rows_per_group: int = ROWS_PER_GROUP,
     sync: bool = True,
 ) -> Path:
     """Write `table` (rows in landing order, columns of SCHEMA) as a segment; durable on return.
@@ -85,11 +84,11 @@ def write_segment(
     except (KeyError, pa.ArrowInvalid, ValueError) as error:
         raise SegmentError(f"{target.name}: {error}") from error
     with replacing(target, sync=sync) as file:
-        write_rows(file, table, buckets, rows_per_group)
+        write_rows(file, table, buckets)
     return target
 
 
-def write_rows(stream: Any, table: pa.Table, buckets: int = BUCKETS, rows_per_group: int = ROWS_PER_GROUP) -> None:
+def write_rows(stream: Any, table: pa.Table, buckets: int = BUCKETS) -> None:
     """Write rows, in landing order and with the columns of SCHEMA, as a segment to a stream."""
     bucket = buckets_of(table["topic"], buckets)
     order = np.argsort(bucket, kind="stable")
@@ -98,7 +97,7 @@ def write_rows(stream: Any, table: pa.Table, buckets: int = BUCKETS, rows_per_gr
     pieces: list[tuple[int, int, int]] = []  # bucket, first row, rows
     at = 0
     for which, size in enumerate(sizes.tolist()):
-        pieces += [(which, at + k, min(rows_per_group, size - k)) for k in range(0, size, rows_per_group)]
+        pieces += [(which, at + k, min(ROWS_PER_GROUP, size - k)) for k in range(0, size, ROWS_PER_GROUP)]
         at += size
     layout = {"buckets": buckets, "groups": [which for which, _, _ in pieces]}
     schema = SCHEMA.with_metadata({LAYOUT_KEY: json.dumps(layout, separators=(",", ":")).encode()})
