@@ -32,6 +32,12 @@ def begin(decoder: "Any", body: int, after: int) -> "Any":
     if body > after:
         raise decoder._malformed.beyond(decoder, body, after)
     decoder.packet_id = 0
+    if head & 6 and topic_end < end:
+        decoder.packet_id = buf[topic_end] << 8
+        if topic_end + 1 < end:
+            decoder.packet_id |= buf[topic_end + 1]
+            if not decoder.packet_id:  # [MQTT-2.3.1-1]; 5: [MQTT-2.2.1-3]
+                raise decoder._malformed.wrong_id()
     decoder.packet_type = 3
     decoder.topic_start = start
     decoder.topic_end = topic_end
@@ -40,8 +46,6 @@ def begin(decoder: "Any", body: int, after: int) -> "Any":
         del decoder.topic
     decoder.headless = body >= end
     if not decoder.headless:
-        if head & 6:
-            decoder.packet_id = _packet_id(buf[topic_end] << 8 | buf[topic_end + 1])
         _check_topic(decoder, buf, start, topic_end)
         if decoder.level == 5:
             try:
@@ -71,12 +75,6 @@ def begin(decoder: "Any", body: int, after: int) -> "Any":
     return decoder._stream
 
 
-def _packet_id(packet_id: int) -> int:
-    if not packet_id:  # [MQTT-2.3.1-1]; 5: [MQTT-2.2.1-3]
-        raise MalformedPacket("packet_id 0")
-    return packet_id
-
-
 def _check_topic(decoder: "Any", buf: "bytearray | memoryview", start: int, end: int) -> None:
     # UTF-8 [MQTT-3.3.2-1], no U+0000 [MQTT-1.5.3-2], no wildcards [MQTT-3.3.2-2]
     if text_kind(buf, start, end):
@@ -93,10 +91,6 @@ def _cut(decoder: "Any", buf: "bytearray | memoryview", start: int, topic_end: i
         decoder.topic_end = keep
     _check_topic(decoder, buf, start, decoder.topic_end)
     decoder._id_at = topic_end - end  # relative to the next bytes
-    if buf[0] & 6 and topic_end < end:
-        decoder.packet_id = buf[topic_end] << 8
-        if topic_end + 1 < end:
-            decoder.packet_id = _packet_id(decoder.packet_id | buf[topic_end + 1])
     decoder.topic_alias = 0
     decoder.properties_start = decoder.properties_end = 0
     decoder._head_end = keep if keep > start else start
@@ -124,8 +118,8 @@ def go_on(decoder: "Any") -> "Any":
         decoder.payload_offset = offset
     if n == left:
         decoder.more = False
-        if decoder.qos:
-            _packet_id(decoder.packet_id)
+        if decoder.qos and not decoder.packet_id:
+            raise decoder._malformed.wrong_id()
     return decoder._stream
 
 
