@@ -255,8 +255,10 @@ class Decoder:
         self.packet_type = packet_type
         if packet_type != 3:
             if 3 < packet_type < 8:  # PUBACK, PUBREC, PUBREL, PUBCOMP (§3.4 to 3.7)
-                if n == 2 and not five and (buf[body] or buf[body + 1]):
-                    self.packet_id = buf[body] << 8 | buf[body + 1]
+                if n == 2 and not five:
+                    self.packet_id = n = buf[body] << 8 | buf[body + 1]
+                    if not n:  # [MQTT-2.3.1-1]
+                        raise self._malformed.wrong_id()
                 else:
                     body = self._read_id(buf, body, after)
                     if five:
