@@ -80,6 +80,11 @@ class Peer:
         packet_id = self._id()
         return self._answered(packet_id, p.publish(topic, payload, qos, packet_id, retain=retain), resend=True)
 
+    @property
+    def pending(self) -> int:
+        """How many messages the broker has not acknowledged yet."""
+        return len(self._unsent)
+
     def wait(self) -> None:
         """Send no new packet until the broker was restarted."""
         self._waiting = True
