@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tools.proof import bench as package
+from tools.proof import program
 from tools.proof.bench import __main__ as bench
 from tools.proof.bench import chip, codec, figures, journal
 from tools.proof.bench._goals import GOALS, at_least, at_most, shown
@@ -215,8 +216,8 @@ def test_journal_is_placed_in_free_flash():
 def test_board_measures_each_operation_of_a_case(tmp_path, case, kind):
     image = tmp_path / "image"
     image.write_bytes(chip.prepared(kind))
-    command = [str(codec.BIN / "micropython"), "-X", "heapsize=2M", str(chip.DEVICE), case, "3", str(image)]
-    took = ast.literal_eval(codec.ran(command, f".frozen:{codec.module_path()}").stdout)
+    command = [program.MICROPYTHON, "-X", "heapsize=2M", chip.DEVICE, case, 3, image]
+    took = ast.literal_eval(program.ran(command, f".frozen:{codec.module_path()}").stdout)
     assert len(took) == (1 if case in ("import", "mount") else 3)
 
 
@@ -232,7 +233,7 @@ def test_board_measures_the_heap_of_the_journal():
 
 
 def test_programs_run_against_a_broker_and_report_loaded_modules():
-    runs = size.programs(size.MICROPYTHON, "x64")
+    runs = size.programs(program.MICROPYTHON, "x64")
     assert set(runs) == set(size.RUNS)
     for run in runs.values():
         assert "flashmqtt.client" in run["modules"] and run["mpy_bytes"] > run["native_bytes"] > 0 and run["heap"] > 0

@@ -8,7 +8,7 @@ import pytest
 
 from tools.broker import Broker, find_mosquitto
 from tools.proof import packets as p
-from tools.proof.chain import BoardProxy, until
+from tools.proof.chain import BoardProxy
 from tools.proof.faults import power
 from tools.proof.faults.__main__ import Tally, run_suite
 from tools.proof.faults.audit import audit
@@ -70,6 +70,11 @@ def test_board_killed_at_random_neither_loses_nor_repeats_messages(level):
 
 @needs_mosquitto
 def test_board_waits_while_its_journal_is_full(tmp_path):
+    async def until(condition, living):
+        while not condition() and not living.done():
+            await asyncio.sleep(0.01)
+        assert condition()
+
     async def scene(broker):
         peer = await Peer(broker.port, "peer").start()
         await peer.subscribe("board/out")
@@ -79,17 +84,18 @@ def test_board_waits_while_its_journal_is_full(tmp_path):
         board = power.Board(
             tmp_path / "board", proxy.port, power.Case(4, 40, 0)
         )  # 480 messages, more than its flash can hold
+        living = await board.on()
         try:
-            await board.power_on()
-            await until(lambda: board.was_full, board)
+            await until(lambda: board.was_full, living)
             proxy.admit("full")
-            await until(lambda: board.progress.stored == 40 * power.MESSAGES_A_KILL, board)
+            await until(lambda: board.stored == 40 * power.MESSAGES_A_KILL, living)
             for qos in (1, 2):
                 peer.send("board/in", b"end", qos)
-            await until(lambda: False, board)
-            assert await peer.until(lambda: len(peer.received["board/out"]) == board.progress.stored, 60)
+            await living
+            assert await peer.until(lambda: len(peer.received["board/out"]) == board.stored, 60)
         finally:
-            await board.stop()
+            await board.off(random.Random(0))
+            await asyncio.gather(living, return_exceptions=True)
             await proxy.stop()
             await peer.stop()
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import random
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from flashmqtt.journal.journal import Journal
 from tools.children import Child, tail
 from tools.command import Failure
 from tools.flashsim.tear import tear
+from tools.proof.program import MICROPYTHON
 from tools.virtual_board.image import build
 
 HEAP = "192K"
@@ -80,7 +80,6 @@ class VirtualBoard:
         settings: more keys of the board's configuration.
         flash_bytes: the chip's size.
         flash_time: how long flash operations take; 1.0 is the data sheet's typical time.
-        program: a command and its variables, in place of the application's.
     """
 
     def __init__(
@@ -91,7 +90,6 @@ class VirtualBoard:
         settings: dict | None = None,
         flash_bytes: int = 65536,
         flash_time: float = 1.0,
-        program: tuple[list[str], dict[str, str]] | None = None,
     ):
         self.directory = directory
         self.device = device
@@ -106,15 +104,13 @@ class VirtualBoard:
         directory.mkdir(parents=True, exist_ok=True)
         self._settings = {"broker": "127.0.0.1", "port": port, "device": device, "status_ms": 200, **(settings or {})}
         self.configure()
-        command, self.environment = program or (
-            [str(Path(sys.executable).parent / "micropython"), "-X", f"heapsize={HEAP}", "-m", "main"],
-            {
-                "MICROPYPATH": f".frozen:{build()}",
-                "FLASHMQTT_FLASH_BYTES": str(flash_bytes),
-                "FLASHMQTT_FLASH_TIME": str(flash_time),
-            },
-        )
-        self._child = Child(command, directory, self.environment, take=self.take)
+        command = [str(MICROPYTHON), "-X", f"heapsize={HEAP}", "-m", "main"]
+        self.environment = {
+            "MICROPYPATH": f".frozen:{build()}",
+            "FLASHMQTT_FLASH_BYTES": str(flash_bytes),
+            "FLASHMQTT_FLASH_TIME": str(flash_time),
+        }
+        self._child = Child(command, directory, self.environment, take=self._take)
 
     @property
     def running(self) -> bool:
@@ -186,7 +182,7 @@ class VirtualBoard:
         self.dropped = max(self.dropped, self.progress.dropped)
         self.progress.connects = 0
 
-    def take(self, line: str) -> None:
+    def _take(self, line: str) -> None:
         """Take a line of the console."""
         with self.console.open("a") as log:
             log.write(line)

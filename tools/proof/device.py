@@ -1,4 +1,4 @@
-"""The board's side of the fault cases and of the brokers' scenarios, with either client, on MicroPython and CPython.
+"""The board's side of the fault cases, the power cuts and the brokers' scenarios, with either client, on both interpreters.
 
 It executes the commands of its input. A life begins with a JSON object: the face ("client" or "aio") and the client's settings
 (see `make_client`). Every further line is a JSON list: a verb and its arguments. The verb "over" ends the life; its result is the
@@ -8,6 +8,7 @@ It answers each command by one line, and prints further lines for other events. 
 
     ["done", result]  ["failed", class, text, code]       the answer
     ["got", topic, head, qos, retain, length, crc]        the program received this message; its payload begins with `head`
+    ["stored", number]  ["full"]                          publish() has returned; it found no space, and will be repeated
     ["delivered", number]  ["refused", number, code]      the result of a published message
     ["doubt", number]                                     the message was past PUBREC when the broker lost the session
     ["oversize", length]                                  a long message was skipped
@@ -25,12 +26,13 @@ import sys
 
 from flashmqtt.backoff import Backoff
 from flashmqtt.compat import ticks_add, ticks_diff, ticks_ms
-from flashmqtt.errors import FlashMqttError
+from flashmqtt.errors import FlashMqttError, StoreFull
 from flashmqtt.session.subscriptions import GRANTED
 
 ANSWER_S = 30
 QUIET_MS = 30
 TURN_MS = 20
+FULL_MS = 50
 PATTERN = bytes(range(256)) * 4
 END = "end"  # the payload of the last message
 
@@ -56,21 +58,31 @@ def kind_of(error):
     return "%s:%02x" % (kind, error.reason) if isinstance(error, FlashMqttError) and error.reason else kind
 
 
-def make_store(journal, sectors):
-    """Return a journal in a file, or a store in RAM if there is no file's name."""
+def make_store(journal, sectors, flash_time):
+    """Return a journal in a file, or a store in RAM if there is no file's name.
+
+    With `flash_time` the file is a simulated chip, whose operations take this share of their typical time.
+    """
     if not journal:
         from flashmqtt.session.ram import RamStore
 
         return RamStore()
-    from flashmqtt.flash.file import FileRegion
     from flashmqtt.journal.journal import Journal
+
+    if flash_time:
+        from flashmqtt.flash.block import BlockRegion
+        from tools.flashsim.nor import FileNorFlash
+
+        chip = FileNorFlash(journal, sectors * 4096, intent=journal + ".intent", time_scale=flash_time)
+        return Journal(BlockRegion(chip))
+    from flashmqtt.flash.file import FileRegion
 
     return Journal(FileRegion(journal, sectors, page_bytes=256, sync=False))
 
 
 def make_client(kind, settings):
     """Return a client of this class with these settings."""
-    store = make_store(settings.pop("journal"), settings.pop("sectors"))
+    store = make_store(settings.pop("journal"), settings.pop("sectors"), settings.pop("flash_time", 0))
     ca = settings.pop("ca", None)
     tls = None
     if ca:
@@ -96,6 +108,10 @@ class Blocking:
     async def connect(self):
         """Connect."""
         return self.client.connect(ANSWER_S)
+
+    async def start(self):
+        """Begin to connect."""
+        self.client.start()
 
     async def subscribe(self, topic, qos):
         """Subscribe; messages go to the handler."""
@@ -162,13 +178,14 @@ class Board:
         self.publishing = 0
         takes_all = settings.pop("takes_all", False)
         self.pause_ms = settings.pop("pause_ms")  # after each published message
+        self.waits = settings.pop("waits", False)  # for space in its store
         self.face = (Tasks if settings.pop("face") == "aio" else Blocking)(settings, self.take)
         self.client = client = self.face.client
         if takes_all:
             client.on_message = self.take
         # A message can be delivered before the call that publishes it has returned.
-        client.on_delivered = lambda handle: say("delivered", self.numbers.get(handle, self.publishing))
-        client.on_refused = lambda handle, code: say("refused", self.numbers.get(handle, self.publishing), code)
+        client.on_delivered = lambda handle: say("delivered", self.numbers.pop(handle, self.publishing))
+        client.on_refused = lambda handle, code: say("refused", self.numbers.pop(handle, self.publishing), code)
         client.on_in_doubt = lambda handle: say("doubt", self.numbers.get(handle, 0))
         client.on_oversize = lambda topic, length: say("oversize", length)
         self._fail = client.link.fail
@@ -200,6 +217,20 @@ class Board:
             await self.face.turn()
         return True
 
+    async def publish(self, number, *arguments):
+        """Publish a message; if the program waits for space, until there is some."""
+        self.publishing = number
+        while True:
+            try:
+                self.numbers[await self.face.publish(*arguments)] = number
+            except StoreFull:
+                if not self.waits:
+                    raise
+                say("full")
+                await self.face.turn(FULL_MS)
+            else:
+                return say("stored", number)
+
     async def do(self, verb, arguments):
         """Execute a command; return the result."""
         face, client = self.face, self.client
@@ -209,10 +240,13 @@ class Board:
                 quality = qos[number % len(qos)]
                 while not quality and not client.connected:
                     await face.turn()
-                self.publishing = number
-                self.numbers[await face.publish(topic, body(number, size) if size else b"", quality, retain)] = number
+                await self.publish(number, topic, body(number, size) if size else b"", quality, retain)
                 await face.turn(self.pause_ms)
             return None
+        if verb == "count":  # the messages of all lives
+            return client.session.store.stored
+        if verb == "idle":
+            return client.session.store.idle()
         if verb == "settle":  # until there is a connection whose subscriptions are granted
 
             def granted():

@@ -1,16 +1,58 @@
-"""A board's program, `tools.proof.device`, that a proof starts, commands and kills."""
+"""Programs on MicroPython and CPython: one that runs to its end, and the board's program that a proof starts, commands and kills.
+
+The board's program is `tools.proof.device`. On MicroPython it has the library as a board has it, packed and without source.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
+import subprocess
+import sys
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from tools.bootstrap import ROOT
 from tools.children import Child
-from tools.proof.faults.compiled import program_on
+from tools.deploy import build
+from tools.virtual_board.image import MARCH, laid_out
+
+BIN = Path(sys.executable).parent
+MICROPYTHON = BIN / "micropython"
+# The modules that the board's program imports besides a board's library.
+BESIDES = (
+    *("tools/__init__.py", "tools/proof/__init__.py", "tools/proof/device.py"),
+    *("tools/flashsim/__init__.py", "tools/flashsim/nor.py"),
+)
+
+
+def ran(command: Sequence[object], path: str, timeout_s: float | None = 300) -> subprocess.CompletedProcess[str]:
+    """Run a command with this MICROPYPATH to its end.
+
+    Raises:
+        RuntimeError: its status is not 0; the text has all that it printed.
+    """
+    words = list(map(str, command))
+    environment = {**os.environ, "MICROPYPATH": path, "PYTHONHASHSEED": "0"}
+    done = subprocess.run(
+        words, check=False, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout_s
+    )
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(words)}:\n{done.stdout}{done.stderr}")
+    return done
+
+
+def compile_library() -> Path:
+    """Compile what is not compiled yet; return the folder for MICROPYPATH."""
+    files = {
+        **build.library(bool(MARCH)),
+        "flashmqtt/flash/file.py": ROOT / "firmware" / "flashmqtt" / "flash" / "file.py",
+    }
+    files |= {name: ROOT / name for name in BESIDES}
+    return laid_out({f"{name[:-3]}.mpy": path for name, path in files.items()}, ROOT / "build" / "faults" / "image")
 
 
 class ProgramEnded(Exception):
@@ -31,12 +73,13 @@ class BoardFailed(Exception):
 
 
 class Program:
-    """The program on one interpreter.
+    """The board's program on one interpreter.
 
     Args:
         interpreter: "mpy" or "cpy".
         directory: its working directory, with its log.
-        heap, path: see `program_on`.
+        heap: of MicroPython, such as "192K".
+        path: where MicroPython finds the library; default: the packed library.
 
     Attributes:
         note: called with the kind and the words of each line that is no answer.
@@ -44,26 +87,38 @@ class Program:
 
     def __init__(self, interpreter: str, directory: Path, heap: str, path: str = ""):
         self.note: Callable[[str, list[Any]], object] = lambda kind, words: None
-        self._make = lambda: program_on(interpreter, "tools.proof.device", heap, path)
+        self._interpreter = interpreter
+        self._heap = heap
+        self._path = path
         self._directory = directory
         self._child: Child | None = None
+        self._reads = False  # it has not ended
         self._answers: deque[asyncio.Future] = deque()
 
     async def start(self, settings: dict[str, Any]) -> None:
         """Begin a life with these settings, after starting the program if it does not run."""
         if self._child is None or not self._child.running:
-            command, environment = self._make()
             log = self._directory / "device.log"
-            self._child = Child(command, self._directory, environment, log, self._take, talks=True)
+            self._child = Child(*self._command(), log, self._take, talks=True)
             await self._child.start()
+            self._reads = True
         self._child.write(json.dumps(settings))
+
+    def _command(self) -> tuple[list[str], Path, dict[str, str]]:
+        """Return the command, its working directory, and its variables."""
+        module = ["-m", "tools.proof.device"]
+        if self._interpreter == "cpy":
+            return [sys.executable, *module], self._directory, {"PYTHONPATH": f"{ROOT}:{ROOT / 'firmware'}"}
+        # `.frozen` contains `ssl` and `asyncio`.
+        path = f".frozen:{self._path or compile_library()}"
+        return [str(MICROPYTHON), "-X", f"heapsize={self._heap}", *module], self._directory, {"MICROPYPATH": path}
 
     def _take(self, line: str) -> None:
         if not line:
-            log = " | ".join(self._child.logged(3).splitlines()) if self._child else ""
+            self._reads = False
             while self._answers:
                 if not (answer := self._answers.popleft()).done():
-                    answer.set_exception(ProgramEnded(f"the board's program ended: {log}"))
+                    answer.set_exception(self._ended())
             return
         try:
             kind, *words = json.loads(line)
@@ -77,10 +132,16 @@ class Program:
             else:
                 answer.set_exception(BoardFailed(*words))
 
+    def _ended(self) -> ProgramEnded:
+        log = " | ".join(self._child.logged(3).splitlines()) if self._child else ""
+        return ProgramEnded(f"the board's program ended: {log}")
+
     def do(self, verb: str, *arguments: Any) -> asyncio.Future:
         """Send it a command; return its result, which raises BoardFailed or ProgramEnded. It executes one after the other."""
-        assert self._child is not None
         answer = asyncio.get_running_loop().create_future()
+        if self._child is None or not self._reads:
+            answer.set_exception(self._ended())
+            return answer
         self._answers.append(answer)
         self._child.write(json.dumps([verb, *arguments]))
         return answer

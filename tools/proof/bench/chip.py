@@ -25,7 +25,8 @@ from flashmqtt.journal import journal
 from tools.deploy import build
 from tools.flashsim.pico import FLASH_BYTES, EmulatedPico
 from tools.proof.bench import figures
-from tools.proof.bench.codec import BIN, executed, peer_path
+from tools.proof.bench.codec import executed, peer_path
+from tools.proof.program import MICROPYTHON
 
 if TYPE_CHECKING:
     from tools.proof.bench.__main__ import Bench
@@ -157,7 +158,7 @@ class Proxy:
 
     def __init__(self, folder: Path, interpreter32: str) -> None:
         self.bits = 32 if interpreter32 else 64
-        self._interpreter = interpreter32 or str(BIN / "micropython")
+        self._interpreter = interpreter32 or str(MICROPYTHON)
         self._folder = folder
         build.write_files(folder, files("x86" if interpreter32 else "x64"))
 

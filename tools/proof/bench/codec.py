@@ -7,20 +7,18 @@ figures are about half of these.
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
-import subprocess
-import sys
+from collections.abc import Sequence
 from importlib import util
 from pathlib import Path
 from typing import Any
 
 from tools.bootstrap import ROOT
+from tools.proof.program import MICROPYTHON, ran
 
 HERE = Path(__file__).parent
 DEVICE = HERE / "on_board" / "codec.py"
-BIN = Path(sys.executable).parent
 CASES = ("encode0", "encode1", "decode0", "decode1")
 
 
@@ -37,25 +35,14 @@ def module_path() -> str:
     return f"{ROOT / 'firmware'}:{peer_path()}"
 
 
-def command(*arguments: object) -> list[str]:
+def command(*arguments: object) -> list[object]:
     """Return the command that runs the board's side, with a heap as a board has it: an allocation costs what has to be
     searched for room, and what collects the garbage, and both grow with the heap.
     """
-    return [str(BIN / "micropython"), "-X", "heapsize=320K", str(DEVICE), *map(str, arguments)]
+    return [MICROPYTHON, "-X", "heapsize=320K", DEVICE, *arguments]
 
 
-def ran(arguments: list[str], path: str) -> subprocess.CompletedProcess[str]:
-    """Run a command with this MICROPYPATH; fail with all it printed."""
-    environment = {**os.environ, "MICROPYPATH": path, "PYTHONHASHSEED": "0"}
-    done = subprocess.run(
-        arguments, check=False, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300
-    )
-    if done.returncode:
-        raise RuntimeError(f"{' '.join(arguments)}:\n{done.stdout}{done.stderr}")
-    return done
-
-
-def executed(arguments: list[str], path: str) -> int:
+def executed(arguments: Sequence[object], path: str) -> int:
     """Return the instructions of a command with this MICROPYPATH, counted by valgrind's cachegrind."""
     valgrind = ["valgrind", "--tool=cachegrind", "--cache-sim=no", "--cachegrind-out-file=/dev/null"]
     counted = re.search(r"I\s+refs:\s+([\d,]+)", ran([*valgrind, *arguments], path).stderr)

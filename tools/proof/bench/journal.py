@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 from flashmqtt.flash.block import BlockRegion
 from flashmqtt.journal.journal import Journal
 from tools.flashsim.nor import NorFlash
-from tools.proof.bench.codec import BIN, module_path, ran
+from tools.proof.bench.codec import module_path
+from tools.proof.program import MICROPYTHON, ran
 
 if TYPE_CHECKING:
     from tools.proof.bench.__main__ import Bench
@@ -83,6 +84,6 @@ def run(bench: Bench) -> None:
 def on_board() -> dict[str, int]:
     """Run the MicroPython side; return its figures."""
     with tempfile.TemporaryDirectory() as directory:
-        command = [str(BIN / "micropython"), "-X", "heapsize=320K", str(DEVICE), f"{directory}/flash"]
+        command = [MICROPYTHON, "-X", "heapsize=320K", DEVICE, f"{directory}/flash"]
         lines = ran(command, module_path()).stdout.splitlines()
     return {name: int(value) for name, value in map(str.split, lines)}

@@ -14,7 +14,6 @@ import os
 import socket
 import statistics
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -25,10 +24,10 @@ from tools import children
 from tools.bootstrap import ROOT
 from tools.broker import Broker, find_mosquitto, free_port
 from tools.proof.bench.codec import module_path
+from tools.proof.program import MICROPYTHON
 from tools.proof.proxy import Proxy
 
 DEVICE = Path(__file__).parent / "on_board" / "session.py"
-MICROPYTHON = Path(sys.executable).parent / "micropython"
 DEADLINE_S = 120
 REPEATS = 5
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from tools.deploy import build
 from tools.proof.bench.codec import peer_path
 from tools.proof.check import size as ledger
+from tools.proof.program import MICROPYTHON
 
 if TYPE_CHECKING:
     from tools.proof.bench.__main__ import Bench
@@ -31,7 +32,7 @@ def run(bench: Bench) -> None:
     bench.figure("size.umqtt_simple.mpy_bytes", len(simple))
     bench.progress("size: programs against a broker")
     interpreter32, frozen32 = os.environ.get("FLASHMQTT_MICROPYTHON32", ""), os.environ.get("FLASHMQTT_FROZEN32", "")
-    runs = ledger.programs(Path(interpreter32 or ledger.MICROPYTHON), "x86" if interpreter32 else "x64")
+    runs = ledger.programs(Path(interpreter32 or MICROPYTHON), "x86" if interpreter32 else "x64")
     for name, run in runs.items():
         bench.figure(f"size.{name}.modules", len(run["modules"]))
         bench.figure(f"size.{name}.mpy_bytes", run["mpy_bytes"])

@@ -15,11 +15,9 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 from tools.bootstrap import ROOT
@@ -29,9 +27,9 @@ from tools.deploy import build
 from tools.flashsim.pico import littlefs_image
 from tools.proof.bench import figures as documents
 from tools.proof.bench.figures import LEDGER
+from tools.proof.program import MICROPYTHON, ran
 from tools.virtual_board.device import Device
 
-MICROPYTHON = Path(sys.executable).parent / "micropython"
 BOARD = "armv6m"
 GROWTH = 1.03
 GROWTH_BYTES = 64
@@ -102,14 +100,10 @@ def heap_bytes(interpreter: Path, march: str) -> tuple[dict[str, int], dict[str,
     with tempfile.TemporaryDirectory() as scratch:
         lay_out(Path(scratch), march)
         script = _MEASURE % (scratch, [(name, list(modules)) for name, modules in PROGRAMS.items()])
-        ran = subprocess.run(
-            [str(interpreter), "-X", "heapsize=2M", "-c", script], capture_output=True, text=True, check=False
-        )
-    if ran.returncode:
-        raise RuntimeError(f"{interpreter}: {ran.stderr or ran.stdout}")
+        printed = ran([interpreter, "-X", "heapsize=2M", "-c", script], ".frozen").stdout
     heap: dict[str, int] = dict.fromkeys(PROGRAMS, 0)
     loaded: dict[str, list[str]] = {name: [] for name in PROGRAMS}
-    for line in ran.stdout.splitlines():
+    for line in printed.splitlines():
         program, _, grown, names = line.split("|")
         heap[program] += int(grown)
         loaded[program] += [name for name in names.split(",") if name.startswith(("flashmqtt", "app"))]
@@ -135,25 +129,10 @@ def native_bytes(loaded: list[str]) -> int:
     return total
 
 
-def run_script(interpreter: Path, script: Path, arguments: Sequence[str]) -> str:
-    """Run a script on a MicroPython that finds only its frozen modules; return its output."""
-    ran = subprocess.run(
-        [str(interpreter), "-X", "heapsize=2M", str(script), *arguments],
-        env={**os.environ, "MICROPYPATH": ".frozen"},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=RUNNING_S,
-    )
-    if ran.returncode:
-        raise RuntimeError(f"{interpreter} {arguments[0]}: {ran.stderr or ran.stdout}")
-    return ran.stdout
-
-
 def run_program(interpreter: Path, folder: Path, *arguments: str) -> str:
     """Run `tools/proof/bench/on_board/programs.py` with the modules in a folder; return the last line that it printed."""
-    printed = run_script(interpreter, RUNNER, [arguments[0], str(folder), *arguments[1:]])
-    return printed.strip().splitlines()[-1]
+    command = [interpreter, "-X", "heapsize=2M", RUNNER, arguments[0], folder, *arguments[1:]]
+    return ran(command, ".frozen").stdout.strip().splitlines()[-1]
 
 
 def programs(interpreter: Path, march: str) -> dict[str, dict]:
@@ -190,10 +169,10 @@ del system, base
 
 
 _FROZEN = """
-import asyncio, gc, sys
+import asyncio, gc
 gc.collect()
 before = gc.mem_alloc()
-kept = [__import__(name, None, None, ("*",)) for name in sys.argv[1:]]
+kept = [__import__(name, None, None, ("*",)) for name in %r.split()]
 gc.collect()
 print(gc.mem_alloc() - before - 4 * len(kept))
 """
@@ -201,10 +180,7 @@ print(gc.mem_alloc() - before - 4 * len(kept))
 
 def frozen_heap(interpreter: Path, names: list[str]) -> int:
     """Return the heap that importing these modules takes in an interpreter that has the library frozen, with the recovery."""
-    with tempfile.NamedTemporaryFile("w", suffix=".py") as script:
-        script.write(_FROZEN)
-        script.flush()
-        return int(run_script(interpreter, Path(script.name), names))
+    return int(ran([interpreter, "-X", "heapsize=2M", "-c", _FROZEN % " ".join(names)], ".frozen").stdout)
 
 
 def free_while_running(interpreter: Path, march: str, log: bool = True) -> int:

@@ -21,7 +21,7 @@ Brokers:
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
@@ -168,13 +168,26 @@ def judge(case: Case, outcome: Outcome) -> list[str]:
     return problems
 
 
+def compared(where: str, got: list[int], last: int, qos: Callable[[int], int]) -> tuple[set[int], set[int], list[str]]:
+    """Return the numbers from 1 to `last` that are missing, those that came again, and what else is wrong, in words."""
+    wanted = set(range(1, last + 1))
+    problems = []
+    if strange := sorted(set(got) - wanted, key=str):
+        problems.append(f"{where} has what was never sent: {strange}")
+    for quality in range(3):  # no order between messages of different QoS: each has its own number of round trips
+        firsts = list(dict.fromkeys(number for number in got if qos(number) == quality))
+        if firsts != sorted(firsts):
+            problems.append(f"{where} has out of order: {got}")
+    return wanted - set(got), {number for number in got if got.count(number) > 1}, problems
+
+
 def _judge_flow(case: Case, outcome: Outcome, where: str, got: list[int], out: bool) -> list[str]:
     def qos(number: int) -> int:
         return 2 - number % 2 if case.flow == "both" and out else case.qos
 
-    wanted = range(1, case.count + 1)
-    lost = {number for number in wanted if number not in got and qos(number)}
-    twice = {number for number in got if got.count(number) > 1 and qos(number) != 1}
+    lost, twice, problems = compared(where, got, case.count, qos)
+    lost = {number for number in lost if qos(number)}
+    twice = {number for number in twice if qos(number) != 1}
     if not out:
         twice -= outcome.repeated
     if case.broker.startswith("lost") or outcome.forgot:
@@ -192,21 +205,11 @@ def _judge_flow(case: Case, outcome: Outcome, where: str, got: list[int], out: b
             lost -= doubtful & outcome.uncertain  # not published again, as nobody can know whether the session was lost
     outcome.lost += len(lost)
     outcome.duplicates += sum(qos(number) == 2 for number in twice)
-    problems = []
-    if strange := sorted(set(got) - set(wanted), key=str):
-        problems.append(f"{where} has what was never sent: {strange}")
     if lost:
         problems.append(f"{where} lost: {sorted(lost)}")
     if twice:
         problems.append(f"{where} has twice: {sorted(twice)}")
-    for quality in range(
-        3
-    ):  # between messages of different QoS there is no order: each has its own number of round trips
-        own = [number for number in got if qos(number) == quality]
-        firsts = list(dict.fromkeys(own))
-        if firsts != sorted(firsts):
-            problems.append(f"{where} has out of order: {got}")
-        runs = 1 + sum(later <= earlier for earlier, later in pairwise(own))
-        if quality == 1 and runs > max(1, outcome.connections) and case.broker != "kill":
-            problems.append(f"{where}: repeated on a live connection: {got} in {outcome.connections} connections")
+    runs = 1 + sum(later <= earlier for earlier, later in pairwise(number for number in got if qos(number) == 1))
+    if runs > max(1, outcome.connections) and case.broker != "kill":
+        problems.append(f"{where}: repeated on a live connection: {got} in {outcome.connections} connections")
     return problems

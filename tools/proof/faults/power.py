@@ -1,4 +1,4 @@
-"""Power cuts of a board: kills its process at random moments, tears the current flash operation, and starts the board again.
+"""Power cuts of a board: kills its program at random moments, tears the current flash operation, and starts the board again.
 
 At the end it checks that each message whose publish() returned has arrived, at QoS 2 once, in order; and that the application
 received each message that was sent to the board, in order. A message may be handed to the application again if the power went
@@ -15,18 +15,29 @@ import re
 import tempfile
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 from tools.broker import Broker
-from tools.children import tail
-from tools.proof.board import BoardFailed, VirtualBoard
-from tools.proof.chain import BoardProxy, cut_power, until
-from tools.proof.faults.compiled import program_on
+from tools.flashsim.tear import tear
+from tools.proof.chain import BoardProxy
+from tools.proof.device import END
+from tools.proof.faults.cases import compared
 from tools.proof.faults.peer import Peer
+from tools.proof.faults.runner import settings
+from tools.proof.program import BoardFailed, Program, ProgramEnded
 
-HEAP = os.environ.get("FLASHMQTT_FAULTS_HEAP", "192K")
-WINDOW = 8
+HEAP = os.environ.get("FLASHMQTT_FAULTS_HEAP", "256K")
+# The flash operations take a share of their typical time, so that cuts fall into them and between them.
+SETTINGS = {
+    "window": 8,
+    "sectors": 12,
+    "flash_time": 0.25,
+    "pause_ms": 4,
+    "waits": True,
+    "response_s": 2,
+    "backoff": (5, 20, 20),
+}
 MESSAGES_A_KILL = 12  # published, on average, between two kills
 SENT_A_KILL = 4  # sent to the board
 EARLY = 0.2  # the share of kills while the board starts
@@ -84,32 +95,70 @@ class Verdict:
         return [str(self)]
 
 
-class Board(VirtualBoard):
-    """A board that runs `tools.proof.faults.board`, with what its lines reported."""
+class Board:
+    """A board that publishes numbered messages from its journal, and receives others, over any number of lives.
+
+    A message's number is its ordinal in the journal, so that after a cut the board continues with the next number. Odd numbers
+    have QoS 1, even ones QoS 2.
+
+    Attributes:
+        stored: the last number whose publish() has returned: from then on the message must not be lost.
+        got: the numbers that the application was handed, in order.
+        was_full: its journal refused a message.
+        joined: the broker knows its session, and keeps messages for it.
+    """
 
     def __init__(self, directory: Path, port: int, case: Case):
-        program, environment = program_on("mpy", "tools.proof.faults.board", HEAP)
-        program += map(str, (port, case.level, case.kills * MESSAGES_A_KILL, WINDOW))
-        super().__init__(directory, "board", port, program=(program, environment))
+        directory.mkdir()
+        self._flash = directory / "flash.bin"
+        self._program = Program("mpy", directory, HEAP)
+        self._program.note = self._note
+        self._settings = settings("board", port, case.level, self._flash, **SETTINGS)
+        self._count = case.kills * MESSAGES_A_KILL
+        self._ended: set[int] = set()  # the QoS of the peer's last messages that were received
+        self.stored = self.starts = 0
         self.got: list[int] = []
-        self.starts = 0
-        self.was_full = False  # its journal refused a message
+        self.was_full = self.joined = False
 
-    def take(self, line: str) -> None:
-        """Read one line of the program."""
-        super().take(line)
-        kind, *words = line.split() or [""]
-        if not line.endswith("\n"):
-            return  # killed in the middle of a line
+    def _note(self, kind: str, words: list[Any]) -> None:
         if kind == "stored":
-            self.progress.stored = int(words[0])
-        elif kind == "got":
-            self.got.append(int(words[0]))
+            self.stored = words[0]
         elif kind == "full":
             self.was_full = True
-        elif kind == "up":
-            self.starts += 1
-            self.progress.stored = max(self.progress.stored, int(words[1]))
+        elif kind == "delivered":
+            self.joined = True
+        elif kind == "got" and words[1] == END:
+            self._ended.add(words[2])
+        elif kind == "got":
+            self.got.append(int(words[1]))
+
+    async def on(self) -> asyncio.Task[None]:
+        """Switch its power on; return its life."""
+        await self._program.start(self._settings)
+        return asyncio.create_task(self._live())
+
+    async def _live(self) -> None:
+        """Publish what is not stored yet, until all is delivered and the peer's last messages are received.
+
+        Raises:
+            BoardFailed, ProgramEnded: a step failed, or the power was cut.
+        """
+        self.stored = await self._program.do("count")
+        self.starts += 1
+        steps: list[tuple[Any, ...]] = [("subscribe", "board/in", 2), ("start",)]
+        for number in range(self.stored + 1, self._count + 1):
+            steps.append(("publish", "board/out", [number], (2, 1), 1 + number % 90, False))
+            steps += [("idle",)] if not number % 8 else []
+        await asyncio.gather(*[self._program.do(*step) for step in steps])
+        # There is a last message of each QoS, because a message at QoS 1 may overtake one at QoS 2, which takes two round trips.
+        while await self._program.do("drain", 0) or len(self._ended) < 2:
+            await asyncio.sleep(0.05)
+        await asyncio.gather(self._program.do("disconnect"), self._program.do("over"))
+
+    async def off(self, rng: random.Random) -> str:
+        """Cut its power; return a description of the torn flash operation, or ""."""
+        await self._program.off()
+        return tear(self._flash, f"{self._flash}.intent", rng)
 
 
 async def run_cases(cases: Iterable[Case], _workers: int, report: Callable[[Verdict], object]) -> None:
@@ -133,62 +182,60 @@ async def run_case(case: Case) -> Verdict:
         proxy = BoardProxy(broker.port, rng)
         await proxy.start()
         board = Board(Path(scratch) / "board", proxy.port, case)
+        living = await board.on()
         try:
-            await board.power_on()
             for number in range(1, kills + 1):
                 if rng.random() < EARLY:  # during a start
-                    await asyncio.sleep(rng.uniform(0, 0.25))
+                    await asyncio.wait({living}, timeout=rng.uniform(0, 0.25))
                 else:
-                    await _until(lambda: board.progress.stored >= count * number // (kills + 1), board, BOOT_S)  # noqa: B023
+                    await _until(lambda: living.done() or board.stored >= count * number // (kills + 1), BOOT_S)  # noqa: B023
                     await asyncio.sleep(rng.uniform(0, 0.05))
-                if not board.running:
-                    await board.finished()  # raises an error: the program ended by itself
-                await cut_power(board, proxy, rng)
-                for _ in range(SENT_A_KILL if board.starts else 0):
+                if living.done():
+                    break  # the program ended by itself
+                proxy.refuse("power")
+                proxy.cut()  # bytes in flight are lost with the power
+                verdict.torn += bool(await board.off(rng))
+                verdict.kills += 1
+                await asyncio.gather(living, return_exceptions=True)
+                proxy.admit("power")
+                living = await board.on()
+                for _ in range(SENT_A_KILL if board.joined else 0):
                     verdict.sent += 1
                     peer.send("board/in", f"{verdict.sent};".encode(), 2 - verdict.sent % 2)
             for qos in (1, 2):
-                peer.send("board/in", b"end", qos)
-            await _until(lambda: False, board, END_S)
-            if not board.progress.done:
-                verdict.problems.append(f"the board is not done: {tail(board.console)}")
+                peer.send("board/in", END.encode(), qos)
+            async with asyncio.timeout(END_S):
+                await living
             marker = peer.send("board/out", b"0;", 1)
             await peer.until(lambda: b"0;" in peer.received["board/out"], 5)
             await marker
-        except BoardFailed as failed:
-            verdict.problems.append(str(failed))
+        except (BoardFailed, ProgramEnded, TimeoutError) as failed:
+            verdict.problems.append(f"the board is not done: {failed!r}")
             return verdict
         finally:
-            await board.stop()
+            await board.off(rng)
+            await asyncio.gather(living, return_exceptions=True)
             await proxy.stop()
             await peer.stop()
-            verdict.kills, verdict.torn, verdict.boots = board.power.cuts, len(board.power.torn), board.starts
-            verdict.published = board.progress.stored
+            verdict.boots, verdict.published = board.starts, board.stored
     _judge(verdict, [int(body.split(b";")[0]) for body in peer.received["board/out"][:-1]], board.got)
     return verdict
 
 
-async def _until(condition: Callable[[], bool], board: VirtualBoard, seconds: float) -> None:
+async def _until(condition: Callable[[], bool], seconds: float) -> None:
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):
-            await until(condition, board, poll_s=0.002)
+            while not condition():
+                await asyncio.sleep(0.002)
 
 
 def _judge(verdict: Verdict, arrived: list[int], handed: list[int]) -> None:
-    for what, numbers, last in (("board", arrived, verdict.published), ("application", handed, verdict.sent)):
-        lost = [number for number in range(1, last + 1) if number not in set(numbers)]
-        firsts = list(dict.fromkeys(numbers))
+    for where, numbers, last in (("the peer", arrived, verdict.published), ("the application", handed, verdict.sent)):
+        lost, twice, problems = compared(where, numbers, last, lambda number: 2 - number % 2)
         verdict.lost += len(lost)
-        if lost:
-            verdict.problems.append(f"{what}: lost {lost}")
-        if strange := [number for number in firsts if not 1 <= number <= last]:
-            verdict.problems.append(f"{what}: never stored or sent: {strange}")
-        for qos in (1, 2):  # no order between QoS 1 and 2: a QoS 2 message takes two round trips
-            own = [number for number in firsts if 2 - number % 2 == qos]
-            if places := [number for number, after in pairwise(own) if after < number]:
-                verdict.problems.append(f"{what}, QoS {qos}: out of order after {places}")
-    twice = [number for number in set(arrived) if arrived.count(number) > 1]
-    verdict.duplicates_qos2 = sum(number % 2 == 0 for number in twice)
-    if verdict.duplicates_qos2:
-        verdict.problems.append(f"twice at QoS 2: {sorted(number for number in twice if number % 2 == 0)}")
-    verdict.handed_again = len(handed) - len(set(handed))
+        verdict.problems += problems + ([f"{where} lost: {sorted(lost)}"] if lost else [])
+        if numbers is handed:
+            verdict.handed_again = len(handed) - len(set(handed))
+        elif again := sorted(number for number in twice if number % 2 == 0):
+            verdict.duplicates_qos2 = len(again)
+            verdict.problems.append(f"{where} has twice: {again}")

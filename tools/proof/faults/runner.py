@@ -21,9 +21,8 @@ from tools.proof import packets as p
 from tools.proof import side_by_side
 from tools.proof.faults.audit import audit
 from tools.proof.faults.cases import Case, Outcome, judge
-from tools.proof.faults.compiled import compile_library
 from tools.proof.faults.peer import Peer
-from tools.proof.program import BoardFailed, Program, ProgramEnded
+from tools.proof.program import BoardFailed, Program, ProgramEnded, compile_library
 from tools.proof.proxy import UP, Proxy, Seen
 
 HEAP = "192K"

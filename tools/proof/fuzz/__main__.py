@@ -21,6 +21,7 @@ from tools import children
 from tools.bootstrap import ROOT
 from tools.command import ended, number
 from tools.proof.fuzz import cases
+from tools.proof.program import MICROPYTHON, ran
 
 VECTORS = str(ROOT / "host_tests" / "vectors")
 WORKERS = os.cpu_count() or 1
@@ -47,14 +48,11 @@ def on_micropython(first: int, count: int) -> str:
         f"from tools.proof.fuzz import cases\nvectors = cases.load({VECTORS!r})\n"
         f"print(cases.run({first}, {count}, vectors), 'packets')\n"
     )
-    environment = {**os.environ, "MICROPYPATH": f"{ROOT / 'firmware'}:{ROOT}"}
-    command = [str(Path(sys.executable).parent / "micropython"), "-X", "heapsize=2M", "-c", script]
-    ran = subprocess.run(
-        command, check=False, env=environment, capture_output=True, text=True, stdin=subprocess.DEVNULL
-    )
-    if ran.returncode:
-        raise cases.WrongEvent(f"on MicroPython:\n{ran.stdout}{ran.stderr}")
-    return ran.stdout.strip()
+    command = [MICROPYTHON, "-X", "heapsize=2M", "-c", script]
+    try:
+        return ran(command, f"{ROOT / 'firmware'}:{ROOT}", timeout_s=None).stdout.strip()
+    except RuntimeError as error:
+        raise cases.WrongEvent(f"on MicroPython: {error}") from None
 
 
 def timed(what: str, start: float, detail: str) -> None:
@@ -99,15 +97,15 @@ def guided(seconds: int) -> bool:
     """Fuzz guided by coverage, if atheris is installed; return whether nothing was found."""
     start = time.monotonic()
     command = [sys.executable, str(Path(__file__).with_name("guided.py")), f"-max_total_time={seconds}"]
-    ran = subprocess.run(command, check=False, cwd=ROOT, capture_output=True, text=True)
-    if "No module named 'atheris'" in ran.stderr:
+    done = subprocess.run(command, check=False, cwd=ROOT, capture_output=True, text=True)
+    if "No module named 'atheris'" in done.stderr:
         print("guided       atheris is not installed: skipped")
         return True
-    if ran.returncode:
-        print(ran.stdout, ran.stderr[-5000:])
+    if done.returncode:
+        print(done.stdout, done.stderr[-5000:])
         return False
-    edges = [line.split()[3] for line in ran.stderr.splitlines() if " cov: " in line][-1]
-    runs = [line for line in ran.stderr.splitlines() if line.startswith("Done ")][-1]
+    edges = [line.split()[3] for line in done.stderr.splitlines() if " cov: " in line][-1]
+    runs = [line for line in done.stderr.splitlines() if line.startswith("Done ")][-1]
     timed("guided", start, f"{runs.split()[1]} streams, {edges} edges of the codec covered: no finding")
     return True
 
