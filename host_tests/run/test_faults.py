@@ -9,6 +9,8 @@ from paho.mqtt import subscribe
 from paho.mqtt.enums import CallbackAPIVersion
 
 from tools.broker import Broker, find_mosquitto
+from tools.command import Failure
+from tools.proof import chain
 from tools.proof.board import Progress
 from tools.proof.chain import SHARE_INSIDE, BoardProxy, cut_link
 
@@ -93,3 +95,23 @@ def test_cut_inside_a_packet_skips_a_silent_connection():
 
     assert random.Random(1).random() < SHARE_INSIDE
     assert asyncio.run(asyncio.wait_for(run(), 60)) == (True, 1)
+
+
+def test_board_without_progress_is_reported_and_a_slow_one_is_not(monkeypatch):
+    class Board:
+        running = True
+        console = "console.log"
+
+        def __init__(self):
+            self.progress = Progress()
+
+    async def slow(board):
+        waiting = asyncio.ensure_future(chain.until(lambda: board.progress.stored == 4, board))
+        for board.progress.stored in range(5):
+            await asyncio.sleep(0.2)
+        await waiting
+
+    monkeypatch.setattr(chain, "STALLED_S", 0.5)
+    asyncio.run(slow(Board()))
+    with pytest.raises(Failure, match=r"stored and delivered nothing for 0\.5 s\. See console\.log"):
+        asyncio.run(chain.until(lambda: False, Board()))

@@ -16,7 +16,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from tools.proof.board import VirtualBoard
 from tools.proof.proxy import Proxy
 
 START_S = 60
+STALLED_S = 120
 STOP_S = 60
 QUIET_S = 1.5
 SETTLE_S = 0.05
@@ -194,24 +195,20 @@ class BoardProxy(Proxy):
 
 
 async def until(condition: Callable[[], bool], board: VirtualBoard, poll_s: float = POLL_S) -> None:
-    """Wait for a condition, or until the board is done.
+    """Wait for a condition, or until the board is done, however slow the machine is.
 
     Raises:
-        BoardFailed: its program ended with an error.
+        Failure: the board's program ended with an error, or made no progress for STALLED_S.
     """
+    seen, since = replace(board.progress, dropped=0), time.monotonic()
     while not condition() and not board.progress.done:
         if not board.running:
             await board.finished()
+        if (now := replace(board.progress, dropped=0)) != seen:
+            seen, since = now, time.monotonic()
+        elif time.monotonic() - since > STALLED_S:
+            raise Failure(f"The board has stored and delivered nothing for {STALLED_S} s. See {board.console}.")
         await asyncio.sleep(poll_s)
-
-
-async def cut_power(board: VirtualBoard, proxy: BoardProxy, rng: random.Random) -> None:
-    """Cut a board's power and switch it on again."""
-    proxy.refuse("power")
-    proxy.cut()  # bytes in flight are lost with the power
-    await board.power_cut(rng)
-    proxy.admit("power")
-    await board.power_on()
 
 
 async def cut_link(board: VirtualBoard, proxy: BoardProxy, rng: random.Random) -> bool:
@@ -410,7 +407,11 @@ class Chain:
     async def cut_power(self, board: VirtualBoard, proxy: BoardProxy) -> None:
         """Cut a board's power and switch it on again; count it."""
         self.count(POWER)
-        await cut_power(board, proxy, self.rng)
+        proxy.refuse(POWER)
+        proxy.cut()  # bytes in flight are lost with the power
+        await board.power_cut(self.rng)
+        proxy.admit(POWER)
+        await board.power_on()
 
     async def cut_link(self, board: VirtualBoard, proxy: BoardProxy) -> None:
         """Cut a board's connection, now or inside a packet; count it if the board was not done before."""

@@ -11,20 +11,16 @@ import asyncio
 import json
 import os
 import sys
-import time
-from collections.abc import Coroutine
 from pathlib import Path
 
 from tools.broker import Broker
-from tools.command import Failure, ended, number, progress_bar
+from tools.command import ended, number, progress_bar
 from tools.pipeline import java
-from tools.proof.board import VirtualBoard
 from tools.proof.chain import COLLECTOR, LINK, LONGEST_PAUSE_S, POWER, Chain, RunStats, command_line, to_tables, until
 from tools.proof.run import chaos
 
 DEVICE = "virtual-1"
 INTERVAL_MS = 40
-STALLED_S = 120
 AMQTT_WARNING = "amqtt loses QoS 2 messages in flight when a link is cut. Install mosquitto for a run without losses."
 
 
@@ -46,37 +42,10 @@ async def run_chain(arguments: argparse.Namespace, directory: Path) -> RunStats:
             flush=True,
         )
         (board,) = chain.boards
-        await unless_stalled(apply_faults(arguments, chain), board)
+        await apply_faults(arguments, chain)
         await board.finished()
         await chain.collector.quiet()
     return chain.stats
-
-
-def progressed(board: VirtualBoard) -> tuple[int, ...]:
-    """Return the values that change while a board makes progress."""
-    progress = board.progress
-    return progress.boot, progress.stored, progress.waiting, progress.connects
-
-
-async def unless_stalled(running: Coroutine[None, None, None], board: VirtualBoard) -> None:
-    """Wait for a coroutine, as long as the board makes progress, however slow the machine is.
-
-    Raises:
-        Failure: no progress for STALLED_S.
-    """
-    task = asyncio.ensure_future(running)
-    seen, since = progressed(board), time.monotonic()
-    try:
-        while not task.done():
-            await asyncio.wait({task}, timeout=1.0)
-            if progressed(board) != seen:
-                seen, since = progressed(board), time.monotonic()
-            elif time.monotonic() - since > STALLED_S:
-                raise Failure(f"The board has stored and delivered nothing for {STALLED_S} s. See {board.console}.")
-        await task
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
 
 
 async def apply_faults(arguments: argparse.Namespace, chain: Chain) -> None:
