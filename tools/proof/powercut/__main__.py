@@ -6,7 +6,7 @@ chains on larger ones. First mounts are cut. In random lives, cuts accumulate an
 build/powercut.json.
 
     --short            a minute of CPU: fewer variants, fewer pairs, fewer plans
-    --script NAME      only this script (may be repeated); also: lives, adversary, chains, first-mounts, mutations
+    --script NAME      only this script (may be repeated); also: lives, adversary, chains, first-mounts
     --replay ID        one case alone, with the id that a failure printed, and the whole error
 
 Exit status: 0 every promise was kept; 1 a promise was broken, ids are printed.
@@ -22,13 +22,10 @@ from tools import children
 from tools.command import ended
 from tools.proof import counts
 from tools.proof.powercut.adversary import (
-    MUTATIONS,
     PLANS,
     SHORT_PLANS,
-    Mutation,
     enumerate_plan,
     first_mount,
-    first_mount_on_chip,
     sample_chain,
 )
 from tools.proof.powercut.cuts import BREAKS, GEOMETRIES, run_script
@@ -72,7 +69,7 @@ def live(number: int) -> int:
 SAMPLED = {
     "lives": live,
     "chains": lambda n: sample_chain(n)[0],
-    "first-mounts": lambda n: (first_mount if n % 2 else first_mount_on_chip)(n // 2),
+    "first-mounts": first_mount,
 }
 
 
@@ -94,18 +91,6 @@ def run_plans(names: tuple[str, ...]) -> tuple[int, list[tuple[str, str]]]:
         for _, _, text in stats.broken[:3]:
             print(f"    {text}", flush=True)
     return cuts, broken
-
-
-def run_mutations() -> list[tuple[str, str]]:
-    """Leave one rule of the journal out at a time; return the mutations that no plan noticed."""
-    unseen = []
-    for name in MUTATIONS:
-        with Mutation(name):
-            seen = next((plan.name for plan in PLANS if enumerate_plan(plan, limit_s=60).broken), "")
-        print(f"mutation {name}: {'caught by ' + seen if seen else 'NOT CAUGHT'}", flush=True)
-        if not seen:
-            unseen.append((f"mutations/{name}", "the check can't fail"))
-    return unseen
 
 
 def replay(case: str) -> int:
@@ -132,9 +117,7 @@ def main(argv: list[str] | None = None) -> int:
         prog="python -m tools.proof.powercut", description=(__doc__ or "").split("\n\n", 1)[0]
     )
     parser.add_argument("--short", action="store_true", help="about a minute of CPU")
-    parser.add_argument(
-        "--script", action="append", choices=[*scripts, *SAMPLED, "adversary", "mutations"], help="only this one"
-    )
+    parser.add_argument("--script", action="append", choices=[*scripts, *SAMPLED, "adversary"], help="only this one")
     parser.add_argument("--replay", metavar="ID", help="one case, with its printed id")
     options = parser.parse_args(argv)
     if options.replay:
@@ -144,12 +127,12 @@ def main(argv: list[str] | None = None) -> int:
         print(f"{options.replay}: holds, {cuts} cuts")
         return 0
     how = SHORT if options.short else LONG
-    names = options.script or [*scripts, *SAMPLED, "adversary", "mutations"]
+    names = options.script or [*scripts, *SAMPLED, "adversary"]
     shares = 1 if options.short else 4
     jobs = [
         (name, geometry, how, share, shares)
         for name in names
-        if name not in ("adversary", "mutations")
+        if name != "adversary"
         for geometry in (("",) if name in SAMPLED else ("rp2",) if options.short else GEOMETRIES)
         for share in range(shares)
     ]
@@ -169,8 +152,6 @@ def main(argv: list[str] | None = None) -> int:
         cuts, more = run_plans(SHORT_PLANS if options.short else tuple(plan.name for plan in PLANS))
         by_script["adversary"] = cuts
         broken += more
-    if "mutations" in names and not options.short:
-        broken += run_mutations()
     seconds = time.monotonic() - began
     chains = by_script.get("adversary", 0)
     print(f"\n{total:,} power cuts in {seconds:.0f} s, {chains:,} more by the adversary: {len(broken)} broken promises")

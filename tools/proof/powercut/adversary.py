@@ -23,9 +23,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from flashmqtt.errors import StoreFull
+from flashmqtt.flash.block import BlockRegion
 from flashmqtt.flash.region import Region
 from tools import children
+from tools.flashsim.nor import NorFlash, PowerCut
 
+from .cuts import GEOMETRIES
 from .model import BREAKS, DROP_OLDEST, REFUSE, WINDOW, Driver, Lost, Model, accept, longest, look, mount, see
 
 WHOLE, BLANK, GARBLED, HEADLESS = range(4)
@@ -35,10 +38,6 @@ _intern: dict = {}
 
 class SecondValue(AssertionError):
     """A byte was programmed to a second value between two erases."""
-
-
-class PowerCut(BaseException):
-    """The power was cut."""
 
 
 class Cells(Region):
@@ -603,10 +602,10 @@ MUTATIONS = ("header", "record", "supersede", "free", "one")
 # --- random chains on larger journals ---
 
 
-def sample_chain(seed, sectors=0, cuts=0):
+def sample_chain(seed):
     """Run one random chain of cuts; return (cuts, boots). Raises Lost. The seed determines the chain."""
     rng = random.Random(seed)
-    sectors = sectors or rng.choice((4, 5, 6, 16, 24, 40, 64))
+    sectors = rng.choice((4, 5, 6, 16, 24, 40, 64))
     sector_bytes = rng.choice((1024, 1024, 1024, 2048, 4096))
     page = (256, 64, 32, 1)[seed % 4]
     policy = rng.choice((REFUSE, REFUSE, DROP_OLDEST))
@@ -615,7 +614,7 @@ def sample_chain(seed, sectors=0, cuts=0):
     frozen = Model().freeze()
     letters = rng.choice(("aaaf", "aaafffu", "aaAAffggmMuhHdDnic", "aaaaaaaaaaaafffg", "aAhHdDm", "aaaffmmcri"))
     total = boots = 0
-    for turn in range(cuts or rng.choice((5, 6, 8, 12))):
+    for turn in range(rng.choice((5, 6, 8, 12))):
         model = Model.thaw(frozen)
         region.load(state, (), model, rng)
         program = [rng.choice(letters) for _ in range(rng.choice((0, 1, 2, 3, 6, 40, 300 if turn == 0 else 12)))]
@@ -647,67 +646,30 @@ def sample_chain(seed, sectors=0, cuts=0):
     return total, boots + 1
 
 
-def store_first(region, reboot):
-    """Check that the mount yields an empty journal, which keeps its first message."""
-    journal = mount(region)
-    if not journal.fresh or journal.next_seq != 1:
-        raise Lost("not an empty journal")
-    journal.append(b"first", 5)
-    reboot()
-    if see(mount(region))[0] != [(1, b"first", False)]:
-        raise Lost("the first message is lost")
-
-
 def first_mount(seed):
-    """Cut several first mounts with random readings; in the end there must be a journal. Return the cuts."""
-    rng = random.Random(seed)
-    sectors = rng.choice((4, 5, 16))
-    region = Cells(sectors, rng.choice((1024, 4096)), (256, 64, 32, 1)[seed % 4])
-    state: tuple = ((),) * sectors
-    cuts = 0
-    try:
-        for _ in range(rng.choice((1, 2, 4, 5, 8, 12))):
-            region.load(state, (), Model(), rng)
-            region.cut_at = rng.randrange(5)
-            try:
-                mount(region)
-            except PowerCut:
-                cuts += 1
-            state = tuple(region.state)
-        region.load(state, (), Model(), rng)
-        store_first(region, lambda: region.load(tuple(region.state), (), Model(), rng))
-    except BREAKS as error:
-        raise Lost("first mount %d: %r" % (seed, error)) from error
-    return cuts
-
-
-def first_mount_on_chip(seed):
-    """Do the same on the simulated chip with its fault models; return the cuts."""
-    from flashmqtt.flash.block import BlockRegion
-    from tools.flashsim import nor
-
-    from .cuts import GEOMETRIES
-
+    """Cut several first mounts of a simulated chip; in the end there must be a journal. Return the cuts."""
     rng = random.Random(seed)
     personality, page = tuple(GEOMETRIES.values())[seed % 4]
-    flash = nor.NorFlash(4096 * rng.choice((4, 5)), personality, seed=seed)
+    flash = NorFlash(4096 * rng.choice((4, 5)), personality, seed=seed)
     region = BlockRegion(flash, page_bytes=page)
     cuts = 0
     try:
         for _ in range(rng.choice((1, 2, 4, 5, 8))):
-            flash.arm(
-                flash.operations + 1 + rng.randrange(5),
-                rng.choice(("bits", "bits", "weak", "prefix")),
-                rng.randrange(10000),
-            )
+            at = flash.operations + 1 + rng.randrange(5)
+            flash.arm(at, rng.choice(("bits", "bits", "weak", "prefix")), rng.randrange(10000))
             try:
                 mount(region)
-            except nor.PowerCut:
+            except PowerCut:
                 cuts += 1
             flash.power_up()
-        store_first(region, lambda: None)
+        journal = mount(region)
+        if not journal.fresh or journal.next_seq != 1:
+            raise Lost("not an empty journal")
+        journal.append(b"first", 5)
+        if see(mount(region))[0] != [(1, b"first", False)]:
+            raise Lost("the first message is lost")
         if flash.violations:
             raise Lost(str(flash.violations[:1]))
     except BREAKS as error:
-        raise Lost("first mount on the chip %d: %r" % (seed, error)) from error
+        raise Lost("first mount %d: %r" % (seed, error)) from error
     return cuts
