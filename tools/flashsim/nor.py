@@ -87,6 +87,10 @@ class Random:
         """Return 0..n-1."""
         return (self._next() >> 3) % n
 
+    def pick(self, choices):
+        """Return one of the choices."""
+        return choices[self.below(len(choices))]
+
     def mask(self, density):
         """Return a byte whose bits are set with a chance of about (density + 1) / 8; density 0..7."""
         if density >= 7:

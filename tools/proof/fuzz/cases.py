@@ -9,6 +9,7 @@ from flashmqtt.codec.aliases import InboundAliases
 from flashmqtt.codec.decode import Decoder
 from flashmqtt.codec.properties import unpack
 from flashmqtt.errors import MalformedPacket
+from tools.flashsim.nor import Random
 
 HEADS = b"\x10\x20\x30\x31\x32\x33\x34\x3b\x3d\x40\x50\x62\x70\x82\x90\xa2\xb0\xc0\xd0\xe0\xf0"
 TELLING = b"\x00\x01\x02\x03\x04\x05\x7f\x80\xff\xfe\x23\x2b\x2f\x24\x1f\x26\x0b\x11\xc2\xc0\xed\xa0"
@@ -16,28 +17,6 @@ TELLING = b"\x00\x01\x02\x03\x04\x05\x7f\x80\xff\xfe\x23\x2b\x2f\x24\x1f\x26\x0b
 
 class WrongEvent(Exception):
     """One of the checks of `attack` failed."""
-
-
-class Source:
-    """Random numbers, the same on every interpreter (xorshift with 30 bits)."""
-
-    def __init__(self, seed):
-        self.state = (seed * 7919 + 12345) & 0x3FFFFFFF or 1
-        for _ in range(4):
-            self.below(2)
-
-    def below(self, n):
-        """Return a number from 0 to n - 1."""
-        x = self.state
-        x ^= (x & 0xFFFF) << 13
-        x ^= x >> 17
-        x = (x ^ (x & 0x1FFFFFF) << 5) & 0x3FFFFFFF
-        self.state = x or 1
-        return (x >> 3) % n
-
-    def pick(self, choices):
-        """Return one of the choices."""
-        return choices[self.below(len(choices))]
 
 
 def _new(size, level, streaming, filler):
@@ -189,7 +168,7 @@ def random_stream(source, vectors, malformed):
 
 def random_case(seed, vectors):
     """Return the arguments of `attack` for a seed; `vectors` is by level."""
-    source = Source(seed)
+    source = Random(seed)
     level = 3 + source.below(3)
     stream = random_stream(source, vectors[level], vectors[-level])
     cuts = [1 + source.below(4 if source.below(2) else 60) for _ in range(1 + source.below(4))]
