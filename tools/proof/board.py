@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from flashmqtt.flash.ram import RamRegion
@@ -50,14 +50,6 @@ class Progress:
     done: bool = False
 
 
-@dataclass
-class PowerCuts:
-    """The number of power cuts, and descriptions of the torn flash operations."""
-
-    cuts: int = 0
-    torn: list[str] = field(default_factory=list)
-
-
 def inspect(image: bytes) -> tuple[int, int]:
     """Return the boot number and the number of stored messages of the journal in an image. The image is not changed.
 
@@ -95,7 +87,8 @@ class VirtualBoard:
         self.device = device
         self.console = directory / "console.log"
         self.progress = Progress()
-        self.power = PowerCuts()
+        self.cuts = 0
+        self.torn: list[str] = []  # descriptions of the flash operations that a power cut tore
         self.boots: list[Boot] = []
         self.connects = 0
         self.dropped = 0  # by policy or refused: the highest count of any boot
@@ -133,9 +126,8 @@ class VirtualBoard:
         await self._child.kill()
         self._count_connects()
         torn = tear(self.flash, self._intent, rng)
-        self.power.cuts += 1
-        if torn:
-            self.power.torn.append(torn)
+        self.cuts += 1
+        self.torn += [torn] if torn else []
         self.note_counters()
         return torn
 

@@ -370,7 +370,7 @@ class Chain:
         stats = self.stats
         for board, proxy in zip(self.boards, self.proxies, strict=True):
             stats.expected |= board.expected()
-            stats.torn += board.power.torn
+            stats.torn += board.torn
             stats.boots += len(board.boots)
             stats.connects += board.connects
             stats.messages += board.boots[-1].last

@@ -26,13 +26,13 @@ import random
 import socket
 import struct
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
 from typing import TextIO
 
-from tools.proof.packets import packet_end, split
+from tools.proof.packets import Packet, Reader, Wrong, packet_end, split
 
 READ_BYTES = 65536
 # The receiver must read the part that passed before a reset discards it.
@@ -113,6 +113,16 @@ class Seen:
     def whole(self) -> bool:
         """Whether all of it was passed on."""
         return self.passed == len(self.content)
+
+
+def decoded(trace: list[Seen], level: int) -> Iterator[tuple[Seen, list[Packet], str]]:
+    """Yield what a proxy received, its packets, and what is wrong with it, or ""."""
+    readers: dict[tuple[int, str], Reader] = collections.defaultdict(lambda: Reader(level))
+    for seen in trace:
+        try:
+            yield seen, readers[seen.connection, seen.direction].feed(seen.content), ""
+        except (Wrong, IndexError) as wrong:
+            yield seen, [], str(wrong)
 
 
 @dataclass

@@ -7,14 +7,11 @@ that has the library frozen if FLASHMQTT_FROZEN32 does.
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tools.deploy import build
 from tools.proof.bench.codec import peer_path
 from tools.proof.check import size as ledger
-from tools.proof.program import MICROPYTHON
 
 if TYPE_CHECKING:
     from tools.proof.bench.__main__ import Bench
@@ -31,12 +28,10 @@ def run(bench: Bench) -> None:
     bench.figure("size.heap_import_bytes", blocking["heap_64"])
     bench.figure("size.umqtt_simple.mpy_bytes", len(simple))
     bench.progress("size: programs against a broker")
-    interpreter32, frozen32 = os.environ.get("FLASHMQTT_MICROPYTHON32", ""), os.environ.get("FLASHMQTT_FROZEN32", "")
-    runs = ledger.programs(Path(interpreter32 or MICROPYTHON), "x86" if interpreter32 else "x64")
-    for name, run in runs.items():
-        bench.figure(f"size.{name}.modules", len(run["modules"]))
+    interpreter32, frozen32 = map(ledger.named, ("FLASHMQTT_MICROPYTHON32", "FLASHMQTT_FROZEN32"))
+    for name, run in ledger.programs(interpreter32).items():
         bench.figure(f"size.{name}.mpy_bytes", run["mpy_bytes"])
         bench.figure(f"size.{name}.heap_{32 if interpreter32 else 64}", run["heap"] + run["native_bytes"])
         if frozen32:
-            frozen = ledger.frozen_heap(Path(frozen32), ledger.plain_modules(name))
+            frozen = ledger.frozen_heap(frozen32, ledger.plain_modules(name))
             bench.figure(f"size.{name}.frozen_heap_32", frozen)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from tools.proof import packets as p
 from tools.proof.device import body
-from tools.proof.proxy import DOWN, UP, Seen
+from tools.proof.proxy import DOWN, UP, Seen, decoded
 
 MOST_NAMED = 8
 
@@ -132,7 +132,6 @@ class _Wire:
 def read_wire(trace: list[Seen], level: int, expected: dict[int, Message], prefix: str = "") -> _Wire:
     """Read a trace; `prefix` is the beginning of every topic of the case."""
     wire = _Wire()
-    readers: dict[tuple[int, str], p.Reader] = {}
     out_by_id: dict[int, int] = {}  # packet id -> number, of the board's messages
     out_phase: dict[int, str] = {}  # number -> what it waits for
     in_phase: dict[int, int] = {}  # packet id -> number of the message for which the broker awaits an answer
@@ -141,14 +140,10 @@ def read_wire(trace: list[Seen], level: int, expected: dict[int, Message], prefi
     requests: dict[int, list[tuple[str, int]]] = {}
     clean: dict[int, bool] = {}
     known = False
-    for seen in trace:
-        reader = readers.setdefault((seen.connection, seen.direction), p.Reader(level))
-        try:
-            packets = reader.feed(seen.content)
-        except (p.Wrong, IndexError) as wrong:
+    for seen, packets, wrong in decoded(trace, level):
+        if wrong:
             side = "the client" if seen.direction == UP else "the broker"
             wire.broken.append(f"{side} sent what is malformed: {wrong}")
-            continue
         for packet in packets:
             if packet.kind == p.PUBLISH:
                 number = number_of(packet.payload)

@@ -5,7 +5,7 @@ garbage collection after each. The figures are compared with `size_ledger.json` 
 by more than a little, until the ledger is updated with `--write`.
 
 The heap on a board is that of a 32-bit MicroPython; here the unix port has 64 bits, and its figures are about 1.4 times
-as large. With `--interpreter32 PATH` (or FLASHMQTT_MICROPYTHON32), a 32-bit unix port is measured, too. It also runs the
+as large. If FLASHMQTT_MICROPYTHON32 names a 32-bit unix port, that is measured, too. It also runs the
 application as a virtual Pico W with pinned files, against a real broker, in a heap of 200 KB plus the heap of the fake hardware.
 Debian 13 has such an interpreter: package micropython, architecture i386.
 """
@@ -135,7 +135,7 @@ def run_program(interpreter: Path, folder: Path, *arguments: str) -> str:
     return ran(command, ".frozen").stdout.strip().splitlines()[-1]
 
 
-def programs(interpreter: Path, march: str) -> dict[str, dict]:
+def programs(interpreter32: Path | None) -> dict[str, dict]:
     """Run the programs against a broker; return the modules of each, their bytes for a Pico W, and their heap.
 
     Machine code is in the heap on a board, but not on a unix port: on a board, `native_bytes` adds to the heap. The heap includes
@@ -144,7 +144,8 @@ def programs(interpreter: Path, march: str) -> dict[str, dict]:
     sizes = mpy_bytes()
     found: dict[str, dict] = {}
     with tempfile.TemporaryDirectory() as scratch, Broker(Path(scratch) / "broker", kind="mosquitto") as broker:
-        lay_out(Path(scratch), march)
+        interpreter = interpreter32 or MICROPYTHON
+        lay_out(Path(scratch), "x86" if interpreter32 else "x64")
         for name in RUNS:
             loaded = run_program(interpreter, Path(scratch), name, str(broker.port)).split()
             found[name] = {
@@ -312,29 +313,27 @@ def tell(now: dict) -> None:
         )
 
 
+def named(variable: str) -> Path | None:
+    """Return the interpreter that an environment variable names: a 32-bit unix port, for FROZEN32 one with the library frozen."""
+    return Path(os.environ[variable]) if os.environ.get(variable) else None
+
+
 def main() -> int:
     """Measure, print, compare; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m tools.proof.check.size", description=__doc__.splitlines()[0])
-    parser.add_argument("--interpreter32", type=Path, default=os.environ.get("FLASHMQTT_MICROPYTHON32") or None)
     parser.add_argument(
         "--runs", action="store_true", help="run the programs against a broker, and print their modules"
     )
-    parser.add_argument(
-        "--frozen32",
-        type=Path,
-        default=os.environ.get("FLASHMQTT_FROZEN32") or None,
-        help="with --runs: a 32-bit unix port with firmware/manifest.py frozen (see boards/rp2/README.md)",
-    )
     parser.add_argument("--write", action="store_true", help="write these figures into the ledger")
     arguments = parser.parse_args()
-    now = measured(arguments.interpreter32)
+    interpreter32, frozen32 = named("FLASHMQTT_MICROPYTHON32"), named("FLASHMQTT_FROZEN32")
+    now = measured(interpreter32)
     if arguments.runs:
-        wide = arguments.interpreter32 is None
-        runs = programs(MICROPYTHON, "x64") if wide else programs(arguments.interpreter32, "x86")
-        tell({**now, "runs": runs, "runs_bits": 64 if wide else 32})
-        for name in RUNS if arguments.frozen32 else ():
-            heap = frozen_heap(arguments.frozen32, plain_modules(name))
-            print(f"{name}, frozen as firmware/manifest.py has it: heap {heap:,} (32 bits)")
+        tell({**now, "runs": programs(interpreter32), "runs_bits": 32 if interpreter32 else 64})
+        if frozen32:
+            for name in RUNS:
+                heap = frozen_heap(frozen32, plain_modules(name))
+                print(f"{name}, frozen as firmware/manifest.py has it: heap {heap:,} (32 bits)")
     else:
         tell(now)
     if arguments.write:

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 
 from tools.proof import packets as p
 from tools.proof.faults.cases import Case
-from tools.proof.proxy import UP, Seen
+from tools.proof.proxy import UP, Seen, decoded
 
 
 @dataclass
@@ -196,18 +196,12 @@ class _Ledger:
 def audit(case: Case, trace: list[Seen]) -> Wire:
     """Return the result of the audit."""
     ledger = _Ledger(case)
-    ups, downs = p.Reader(case.level), p.Reader(case.level)
-    for seen in trace:
+    for seen, packets, wrong in decoded(trace, case.level):
         if seen.connection != ledger.connection:
             ledger.begin(seen.connection)
-            ups, downs = p.Reader(case.level), p.Reader(case.level)
-        try:
-            for packet in (ups if seen.direction == UP else downs).feed(seen.content):
-                if seen.direction == UP:
-                    ledger.up(packet, seen.whole)
-                else:
-                    ledger.down(packet, seen.whole)
-        except p.Wrong as wrong:
-            ledger.wrong(str(wrong))
+        for packet in packets:
+            (ledger.up if seen.direction == UP else ledger.down)(packet, seen.whole)
+        if wrong:
+            ledger.wrong(wrong)
             break
     return ledger.wire

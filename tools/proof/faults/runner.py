@@ -10,20 +10,18 @@ import asyncio
 import contextlib
 import itertools
 import tempfile
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tools.broker import Broker
-from tools.proof import packets as p
 from tools.proof import side_by_side
 from tools.proof.faults.audit import audit
 from tools.proof.faults.cases import Case, Outcome, judge
 from tools.proof.faults.peer import Peer
 from tools.proof.program import BoardFailed, Program, ProgramEnded, compile_library
-from tools.proof.proxy import UP, Proxy, Seen
+from tools.proof.proxy import UP, Proxy, Seen, decoded
 
 HEAP = "192K"
 CASE_S = 120.0
@@ -73,13 +71,9 @@ class Verdict:
 
 def packet_lines(trace: list[Seen], level: int) -> Iterator[str]:
     """Yield a line for each packet that a proxy saw."""
-    readers: dict[tuple[int, str], p.Reader] = defaultdict(lambda: p.Reader(level))
-    for seen in trace:
-        try:
-            found = readers[seen.connection, seen.direction].feed(seen.content)
-            text = ", ".join(f"{one} {one.payload[:12]!r}" if one.payload else f"{one}" for one in found)
-        except p.Wrong as wrong:
-            text = f"{seen.content.hex(' ')}: {wrong}"
+    for seen, packets, wrong in decoded(trace, level):
+        text = ", ".join(f"{one} {one.payload[:12]!r}" if one.payload else f"{one}" for one in packets)
+        text += f"{seen.content.hex(' ')}: {wrong}" if wrong else ""
         passed = "" if seen.whole else f"   cut after {seen.passed} of {len(seen.content)} bytes"
         yield f"{seen.at_s:6.3f} s  {seen.connection} {'->' if seen.direction == UP else '<-'} {text}{passed}"
 

@@ -128,7 +128,7 @@ class Fleet:
         for board in chain.boards:
             wear = self.stats.wear[board.device]
             wear.look()
-            wear.cuts = board.power.cuts
+            wear.cuts = board.cuts
         return self.stats
 
     # --- the faults ---

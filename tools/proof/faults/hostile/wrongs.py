@@ -12,8 +12,8 @@ application, "odd" may.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 
 from tools.proof import packets as p
@@ -60,7 +60,7 @@ class Wrong:
     """One wrong thing.
 
     Attributes:
-        script: returns its steps.
+        steps: what it does; some depend on the scene.
         outcome: a word of OUTCOMES.
         levels: at which it is wrong.
         moments: when it may be done.
@@ -69,12 +69,16 @@ class Wrong:
     """
 
     name: str
-    script: Callable[[Scene], Sequence[Step]]
+    steps: tuple[Step | Callable[[Scene], Step], ...]
     outcome: str
     levels: str = "345"
     moments: tuple[str, ...] = MOMENTS
     instead: bool = False
     early: str = ""
+
+    def script(self, scene: Scene) -> list[Step]:
+        """Return its steps."""
+        return [step(scene) if callable(step) else step for step in self.steps]
 
     def allowed(self, moment: str) -> frozenset[str]:
         """Return the errors that may end the first connection."""
@@ -82,17 +86,6 @@ class Wrong:
             early = self.early or ("violation" if self.outcome in ("flow", "tolerated") else self.outcome)
             return OUTCOMES[early]
         return OUTCOMES[self.outcome]
-
-
-@dataclass
-class _Table:
-    rows: list[Wrong] = field(default_factory=list)
-
-    def add(self, name: str, outcome: str, *steps: Step | Callable[[Scene], Step], **rest) -> None:
-        def script(scene: Scene) -> list[Step]:
-            return [step(scene) if callable(step) else step for step in steps]
-
-        self.rows.append(Wrong(name, script, outcome, **rest))
 
 
 def _bad(scene: Scene, payload: str | bytes = "bad", qos: int = 1, packet_id: int = 77, **rest) -> bytes:
@@ -116,8 +109,11 @@ def _suback(code: int, scene: Scene) -> bytes:
 
 
 def _wrongs() -> list[Wrong]:
-    table = _Table()
-    add = table.add
+    rows: list[Wrong] = []
+
+    def add(name: str, outcome: str, *steps: Step | Callable[[Scene], Step], **rest) -> None:
+        rows.append(Wrong(name, steps, outcome, **rest))
+
     acks = {"PUBACK": p.PUBACK, "PUBREC": p.PUBREC, "PUBREL": p.PUBREL, "PUBCOMP": p.PUBCOMP}
     after_sub = MOMENTS[3:]
     # Acknowledgements: of nothing, of the wrong flow, twice, and misshapen.
@@ -152,7 +148,13 @@ def _wrongs() -> list[Wrong]:
         instead=True,
     )
     for what, code in (("grants less than is then sent", 0), ("refuses what is then sent", 0x80)):
-        add(f"SUBACK that {what}", "tolerated", partial(_suback, code), moments=("subscribe",), instead=True)
+        add(
+            f"SUBACK that {what}",
+            "tolerated",
+            partial(_suback, code),
+            moments=("subscribe",),
+            instead=True,
+        )
     add("SUBACK that comes twice", "tolerated", lambda s: p.suback(s.request, [2], s.level), moments=("suback",))
     add("UNSUBACK of nothing", "tolerated", lambda s: p.unsuback(UNKNOWN, [0] if s.level == 5 else [], s.level))
     add("PINGRESP that nobody asked for", "tolerated", p.PONG)
@@ -276,7 +278,7 @@ def _wrongs() -> list[Wrong]:
     add("a topic alias never agreed", "malformed", lambda s: _bad(s, topic="", properties=b"\x23\x00\x63"), levels="5")
     add("a topic alias of 0", "malformed", lambda s: _bad(s, properties=b"\x23\x00\x00"), levels="5")
     add("a subscription id of 0", "malformed", lambda s: _bad(s, properties=b"\x0b\x00"), levels="5")
-    return table.rows
+    return rows
 
 
 WRONGS = _wrongs()
