@@ -12,7 +12,7 @@ from tools.proof.chain import BoardProxy
 from tools.proof.faults import power
 from tools.proof.faults.__main__ import Tally, run_suite
 from tools.proof.faults.audit import audit
-from tools.proof.faults.cases import Case, Outcome, judge, places_of
+from tools.proof.faults.cases import Case, Outcome, Wire, judge, places_of
 from tools.proof.faults.peer import Peer
 from tools.proof.faults.runner import HEAP, Verdict, run_cases
 from tools.proof.faults.suites import FULL, SHORT
@@ -43,7 +43,7 @@ def test_message_past_pubrec_is_in_doubt_when_the_connack_that_reports_the_loss_
     asyncio.run(run_cases([case], 1, verdicts.append))
     (verdict,) = verdicts
     assert verdict.problems == []
-    assert verdict.outcome.made == 2 and verdict.outcome.forgot
+    assert verdict.outcome.made == 2 and verdict.outcome.wire.forgot
     lost = {1, 2, 3, 4}.difference(verdict.outcome.received)
     assert lost and lost == set(verdict.outcome.doubtful)
 
@@ -268,7 +268,7 @@ def test_flows_begin_again_when_the_device_may_know_that_its_session_is_lost(man
 def test_message_may_only_get_lost_if_it_is_reported_and_could_not_be_published_again(
     broker, doubtful, uncertain, problem
 ):
-    outcome = Outcome(received=[1, 2, 4], delivered=[1, 2, 4], doubtful=doubtful, uncertain=uncertain)
+    outcome = Outcome(received=[1, 2, 4], delivered=[1, 2, 4], doubtful=doubtful, wire=Wire(uncertain=uncertain))
     problems = judge(Case(5, 2, "out", broker=broker), outcome)
     assert bool(problems) == bool(problem), problems
     assert problem in "".join(problems)
@@ -316,9 +316,7 @@ def test_message_past_pubrec_is_in_doubt_after_an_unanswered_connect(
     ]
     wire = audit(case, trace)
     assert wire.problems == []
-    outcome = Outcome(
-        received=[1], delivered=delivered, doubtful=doubtful, uncertain=wire.uncertain, unproved=wire.unproved
-    )
+    outcome = Outcome(received=[1], delivered=delivered, doubtful=doubtful, wire=wire)
     problems = judge(case, outcome)
     assert bool(problems) == bool(problem), problems
     assert problem in "".join(problems)

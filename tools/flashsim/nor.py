@@ -576,14 +576,6 @@ class FileNorFlash(NorFlash):
             open(self._intent_path, "ab").close()
             self._intent = _unbuffered(self._intent_path, "r+b")
 
-    def replugged(self):
-        """Return the same chip as a new object."""
-        self.close()
-        self.dead = True
-        return FileNorFlash(
-            self.path, self.size_bytes, self.personality, intent=self._intent_path, time_scale=self._time_scale
-        )
-
     def close(self):
         """Close the files."""
         self._file.close()

@@ -106,17 +106,13 @@ class Collector:
         await self.kill(alone=True)
         await self.start()
 
-    def landed_bytes(self) -> int:
-        """Return the size of the landing directory: it stops growing when nothing arrives any more."""
-        return sum(path.stat().st_size for path in self.landing.rglob("*") if path.is_file())
-
     async def quiet(self) -> None:
-        """Wait until nothing has arrived for a while."""
+        """Wait until nothing has arrived for a while: the size of the landing stays the same."""
         size, since = -1, time.monotonic()
         while time.monotonic() - since < QUIET_S:
             await asyncio.sleep(0.1)
             with contextlib.suppress(FileNotFoundError):  # a segment was being renamed
-                now = self.landed_bytes()
+                now = sum(path.stat().st_size for path in self.landing.rglob("*") if path.is_file())
                 if now != size:
                     size, since = now, time.monotonic()
 

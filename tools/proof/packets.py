@@ -43,18 +43,23 @@ def packet(head: int, *parts: bytes) -> bytes:
     return bytes((head,)) + length(len(body)) + body
 
 
-def packet_end(octets: bytes | bytearray, start: int = 0) -> int:
-    """Return the end of the packet that begins at `start`, or 0 if it is incomplete."""
+def _variable(octets: bytes | bytearray, at: int) -> "tuple[int, int]":
+    """Return the Variable Byte Integer at a position, and the position behind it: 0 if it is incomplete."""
     n = shift = 0
-    at = start + 1
     while at < len(octets):
         byte = octets[at]
         n |= (byte & 0x7F) << shift
         shift += 7
         at += 1
         if byte < 0x80:
-            return at + n if at + n <= len(octets) else 0
-    return 0
+            return n, at
+    return 0, 0
+
+
+def packet_end(octets: bytes | bytearray, start: int = 0) -> int:
+    """Return the end of the packet that begins at `start`, or 0 if it is incomplete."""
+    n, at = _variable(octets, start + 1)
+    return at + n if at and at + n <= len(octets) else 0
 
 
 def split(octets: bytes) -> "tuple[list[bytes], bytes]":
@@ -215,13 +220,11 @@ class _Body:
             raise Wrong(f"a string is not UTF-8: {error}") from None
 
     def variable(self) -> int:
-        n = shift = 0
-        while True:
-            byte = self.take(1)[0]
-            n |= (byte & 0x7F) << shift
-            shift += 7
-            if byte < 0x80:
-                return n
+        n, at = _variable(self.body, self.at)
+        if not at:
+            raise Wrong("a packet's body ends inside a length")
+        self.at = at
+        return n
 
     def properties(self, level: int, allowed: bytes = b"") -> bytes:
         """Take the properties; check that each one is allowed, and is there once."""
@@ -271,27 +274,17 @@ class Reader:
     def packets(self, chunk: bytes) -> "Iterator[Packet]":
         """Yield the packets that these bytes complete, also those before a wrong one."""
         self._buffer += chunk
-        while (end := self._end()) and end <= len(self._buffer):
-            at = 2
-            while self._buffer[at - 1] & 0x80:
-                at += 1
-            packet = self._parse(self._buffer[0], bytes(self._buffer[at:end]))
-            self._buffer = self._buffer[end:]
+        while len(self._buffer) > 1:
+            n, at = _variable(self._buffer[:5], 1)
+            if not at and len(self._buffer) > 4:
+                raise Wrong("a Remaining Length of five bytes")
+            if at > 2 and not self._buffer[at - 1]:
+                raise Wrong("a Remaining Length with more bytes than it needs")
+            if not at or at + n > len(self._buffer):
+                return
+            packet = self._parse(self._buffer[0], bytes(self._buffer[at : at + n]))
+            self._buffer = self._buffer[at + n :]
             yield packet
-
-    def _end(self) -> int:
-        n = shift = 0
-        for at in range(1, min(5, len(self._buffer))):
-            byte = self._buffer[at]
-            n |= (byte & 0x7F) << shift
-            shift += 7
-            if byte < 0x80:
-                if byte == 0 and at > 1:
-                    raise Wrong("a Remaining Length with more bytes than it needs")
-                return at + 1 + n
-        if len(self._buffer) > 4:
-            raise Wrong("a Remaining Length of five bytes")
-        return 0
 
     def _parse(self, head: int, content: bytes) -> Packet:
         kind, flags = head >> 4, head & 15

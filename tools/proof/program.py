@@ -11,7 +11,7 @@ import os
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -150,3 +150,15 @@ class Program:
         """Cut its power."""
         if self._child is not None:
             await self._child.kill()
+
+
+async def failure_of(flow: Coroutine[Any, Any, None], seconds: float) -> str:
+    """Let a board's program go through a flow; return why it failed, or ""."""
+    try:
+        async with asyncio.timeout(seconds):  # wait_for of Python 3.11 may swallow a Ctrl-C
+            await flow
+    except TimeoutError:
+        return f"hung: no end within {seconds:.0f} s"
+    except (BoardFailed, ProgramEnded) as failed:
+        return f"the device failed: {failed}"
+    return ""

@@ -22,31 +22,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from tools.proof import packets as p
-from tools.proof.faults.cases import Case
+from tools.proof.faults.cases import Case, Wire
 from tools.proof.proxy import UP, Seen, decoded
-
-
-@dataclass
-class Wire:
-    """The audit's result.
-
-    Attributes:
-        problems: descriptions of the rules that the device broke.
-        repeated: the numbers of the messages that the broker repeated against the rules.
-        released: the numbers whose PUBREC was received. At level 3 nobody can know whether the broker lost such a message later.
-        forgot: the broker did not know a session any more that it had known before.
-        uncertain: the numbers that a device may report as in doubt: their PUBREC was received, and then a CONNECT got no answer,
-            and that answer may have said that the session was lost.
-        unproved: the uncertain ones that must not be reported as delivered, because their PUBREL shows that the device has read
-            the PUBREC.
-    """
-
-    problems: list[str] = field(default_factory=list)
-    repeated: set[int] = field(default_factory=set)
-    released: set[int] = field(default_factory=set)
-    forgot: bool = False
-    uncertain: set[int] = field(default_factory=set)
-    unproved: set[int] = field(default_factory=set)
 
 
 @dataclass

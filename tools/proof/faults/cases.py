@@ -110,6 +110,29 @@ class Reported:
 
 
 @dataclass
+class Wire:
+    """What the packets show: see `audit`.
+
+    Attributes:
+        problems: descriptions of the rules that the device broke.
+        repeated: the numbers of the messages that the broker repeated against the rules.
+        released: the numbers whose PUBREC was received. At level 3 nobody can know whether the broker lost such a message later.
+        forgot: the broker did not know a session any more that it had known before.
+        uncertain: the numbers that a device may report as in doubt: their PUBREC was received, and then a CONNECT got no answer,
+            and that answer may have said that the session was lost.
+        unproved: the uncertain ones that must not be reported as delivered, because their PUBREL shows that the device has read
+            the PUBREC.
+    """
+
+    problems: list[str] = field(default_factory=list)
+    repeated: set[int] = field(default_factory=set)
+    released: set[int] = field(default_factory=set)
+    forgot: bool = False
+    uncertain: set[int] = field(default_factory=set)
+    unproved: set[int] = field(default_factory=set)
+
+
+@dataclass
 class Outcome(Reported):
     """The observations of a case.
 
@@ -117,7 +140,6 @@ class Outcome(Reported):
         received: the numbers that the peer received, in order.
         trace: the packets that the proxy received.
         made: how many cuts were made.
-        repeated, released, forgot, uncertain, unproved: see `audit.Wire`.
     """
 
     received: list[int] = field(default_factory=list)
@@ -126,11 +148,7 @@ class Outcome(Reported):
     made: int = 0
     lost: int = 0
     duplicates: int = 0
-    repeated: set[int] = field(default_factory=set)
-    released: set[int] = field(default_factory=set)
-    forgot: bool = False
-    uncertain: set[int] = field(default_factory=set)
-    unproved: set[int] = field(default_factory=set)
+    wire: Wire = field(default_factory=Wire)
 
 
 def places_of(trace: list[Seen], manners: tuple[str, ...], cuts: int = 0) -> Iterator[Cut]:
@@ -151,7 +169,7 @@ def places_of(trace: list[Seen], manners: tuple[str, ...], cuts: int = 0) -> Ite
 def judge(case: Case, outcome: Outcome) -> list[str]:
     """Return descriptions of the violations; set the outcome's counts of lost and repeated messages."""
     if outcome.failure:
-        return [outcome.failure]
+        return [outcome.failure, *outcome.wire.problems]
     problems: list[str] = []
     if case.flow != "in":
         problems += _judge_flow(case, outcome, "the far end", outcome.received, out=True)
@@ -159,13 +177,13 @@ def judge(case: Case, outcome: Outcome) -> list[str]:
         if case.qos and case.broker in ("mosquitto", "amqtt"):
             if sorted(told) != list(range(1, case.count + 1)):
                 problems.append(f"delivery was told of {outcome.delivered}, in doubt were {outcome.doubtful}")
-            if sure := sorted(set(outcome.doubtful) - outcome.uncertain):
+            if sure := sorted(set(outcome.doubtful) - outcome.wire.uncertain):
                 problems.append(f"in doubt without a reason: {sure}")
-            if unproved := sorted(outcome.unproved.intersection(outcome.delivered)):
+            if unproved := sorted(outcome.wire.unproved.intersection(outcome.delivered)):
                 problems.append(f"called delivered, and in doubt: {unproved}")
     if case.flow != "out":
         problems += _judge_flow(case, outcome, "the application", outcome.handed, out=False)
-    return problems
+    return problems + outcome.wire.problems
 
 
 def compared(where: str, got: list[int], last: int, qos: Callable[[int], int]) -> tuple[set[int], set[int], list[str]]:
@@ -189,20 +207,22 @@ def _judge_flow(case: Case, outcome: Outcome, where: str, got: list[int], out: b
     lost = {number for number in lost if qos(number)}
     twice = {number for number in twice if qos(number) != 1}
     if not out:
-        twice -= outcome.repeated
-    if case.broker.startswith("lost") or outcome.forgot:
+        twice -= outcome.wire.repeated
+    if case.broker.startswith("lost") or outcome.wire.forgot:
         # A message in doubt was reported; it may come twice or not at all, depending on the policy. At level 3 a broker can't
         # say that it lost a session: a message past PUBREC is lost with it. So are messages queued for the device.
         doubtful = set(outcome.doubtful)
         if not out:
             lost = set()
         elif case.level == 3:
-            lost -= outcome.released
+            lost -= outcome.wire.released
         elif case.broker == "lostdrop":
             lost -= doubtful
         else:
             twice -= doubtful
-            lost -= doubtful & outcome.uncertain  # not published again, as nobody can know whether the session was lost
+            lost -= (
+                doubtful & outcome.wire.uncertain
+            )  # not published again, as nobody can know whether the session was lost
     outcome.lost += len(lost)
     outcome.duplicates += sum(qos(number) == 2 for number in twice)
     if lost:

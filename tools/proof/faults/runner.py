@@ -20,7 +20,7 @@ from tools.proof import side_by_side
 from tools.proof.faults.audit import audit
 from tools.proof.faults.cases import Case, Outcome, judge
 from tools.proof.faults.peer import Peer
-from tools.proof.program import BoardFailed, Program, ProgramEnded, compile_library
+from tools.proof.program import BoardFailed, Program, compile_library, failure_of
 from tools.proof.proxy import UP, Proxy, Seen, decoded
 
 HEAP = "192K"
@@ -55,7 +55,7 @@ class Verdict:
             "lost": outcome.lost,
             "duplicates_qos2": outcome.duplicates,
             "not_reached": int(outcome.made < len(self.case.cuts)),
-            "repeated_by_the_broker": int(bool(outcome.repeated)),
+            "repeated_by_the_broker": int(bool(outcome.wire.repeated)),
         }
 
     def details(self) -> list[str]:
@@ -203,19 +203,12 @@ class Worker:
         if interpreter not in self._programs:
             self._programs[interpreter] = Program(interpreter, self.directory, self._heap)
         try:
-            async with asyncio.timeout(CASE_S):  # wait_for of Python 3.11 may swallow a Ctrl-C
-                await self._follow(case, name, proxy, peer, self._programs[interpreter], outcome)
-        except TimeoutError:
-            outcome.failure = f"hung: no end within {CASE_S:.0f} s"
-        except (BoardFailed, ProgramEnded) as failed:
-            outcome.failure = f"the device failed: {failed}"
+            following = self._follow(case, name, proxy, peer, self._programs[interpreter], outcome)
+            outcome.failure = await failure_of(following, CASE_S)
         finally:
             await proxy.stop()
-        outcome.trace, outcome.made = proxy.trace, len(proxy.made)
-        wire = audit(case, proxy.trace)
-        outcome.repeated, outcome.released, outcome.forgot = wire.repeated, wire.released, wire.forgot
-        outcome.uncertain, outcome.unproved = wire.uncertain, wire.unproved
-        return Verdict(case, outcome, judge(case, outcome) + wire.problems)
+        outcome.trace, outcome.made, outcome.wire = proxy.trace, len(proxy.made), audit(case, proxy.trace)
+        return Verdict(case, outcome, judge(case, outcome))
 
     async def _follow(
         self, case: Case, name: str, proxy: Proxy, peer: Peer, program: Program, outcome: Outcome

@@ -5,7 +5,6 @@ A case's id is `level/interpreter/moment/wrong thing`, and replays it alone.
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import tempfile
 from collections.abc import Callable, Iterable
@@ -19,7 +18,7 @@ from tools.proof.faults.cases import Reported
 from tools.proof.faults.hostile.broker import NO_DISCONNECT, HostileBroker, Seen
 from tools.proof.faults.hostile.wrongs import WRONGS, Wrong
 from tools.proof.faults.runner import HEAP, play, settings
-from tools.proof.program import BoardFailed, Program, ProgramEnded
+from tools.proof.program import Program, failure_of
 
 LEVELS = "345"
 INTERPRETERS = ("mpy", "cpy")
@@ -169,15 +168,14 @@ class Worker:
         silent = "DeadlineExpired" in case.wrong.allowed(case.moment)
         keep_alive_s, response_s = (SILENT_KEEP_ALIVE_S, SILENT_RESPONSE_S) if silent else (KEEP_ALIVE_S, RESPONSE_S)
         more: dict[str, Any] = {"window": WINDOW, "keep_alive_s": keep_alive_s, "response_s": response_s}
+
+        async def flow() -> None:
+            await program.start(settings(topic.partition("/")[2], broker.port, case.level, **more))
+            both = Flow(case.level, 1, "both", count=COUNT)
+            _, verdict.heap = await play(program, topic, both, None, again=False, patient=True)
+
         try:
-            async with asyncio.timeout(CASE_S):  # wait_for of Python 3.11 may swallow a Ctrl-C
-                await program.start(settings(topic.partition("/")[2], broker.port, case.level, **more))
-                flow = Flow(case.level, 1, "both", count=COUNT)
-                _, verdict.heap = await play(program, topic, flow, None, again=False, patient=True)
-        except TimeoutError:
-            verdict.failure = f"hung: no end within {CASE_S:.0f} s"
-        except (BoardFailed, ProgramEnded) as failed:
-            verdict.failure = f"the device failed: {failed}"
+            verdict.failure = await failure_of(flow(), CASE_S)
         finally:
             await broker.stop()
         return verdict
