@@ -3,16 +3,20 @@
     tear(image, intent, rng) -> str
 
 Call this on the host after a kill -9, with the two paths of `nor.FileNorFlash` and a `random.Random`. If an operation was
-running, the image gets a torn result (program: a prefix of the bytes or a subset of the bits; erase: any bits), the intent is
-cleared, and the result is a one-line description. Otherwise nothing changes, and the result is "".
+running, the image gets a result that `nor.NorFlash` leaves after a power cut (program: a prefix of the bytes or a subset of the
+bits; erase: any bits), the intent is cleared, and the result is a one-line description. Otherwise nothing changes, and the result
+is "".
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 from binascii import crc32
 from pathlib import Path
+
+from tools.flashsim.nor import SECTOR_BYTES, NorFlash, PowerCut
 
 
 def in_flight(intent: str | os.PathLike[str]) -> tuple[str, int, bytes, bytes] | None:
@@ -36,30 +40,25 @@ def tear(image: str | os.PathLike[str], intent: str | os.PathLike[str], rng: ran
     if found is None:
         return ""
     kind, offset, old, new = found
-    n = len(old)
-    if kind == "P":
-        wanted = bytes(a & b for a, b in zip(old, new, strict=True))
-        if rng.random() < 0.5:
-            done = rng.randrange(n + 1)
-            left = wanted[:done] + old[done:]
-            description = f"program of {n} bytes at {offset:#x} torn: the first {done} landed"
+    n, at = len(old), offset % SECTOR_BYTES
+    chip = NorFlash(SECTOR_BYTES, "esp32")
+    chip.poke(at, old)
+    model, variant = rng.choice(("prefix", "bits")) if kind == "P" else "bits", rng.randrange(10000)
+    chip.arm(1, model, variant)
+    with contextlib.suppress(PowerCut):
+        if kind == "P":
+            chip.writeblocks(0, bytearray(new), at)
         else:
-            left = bytes(a ^ ((a ^ b) & rng.getrandbits(8)) for a, b in zip(old, wanted, strict=True))
-            description = (
-                f"program of {n} bytes at {offset:#x} torn: {_bits(left, wanted)} of {_bits(old, wanted)} bits missing"
-            )
-    else:
-        style = rng.randrange(4)
-        if style == 0:  # just begun
-            left = bytes(a | (rng.getrandbits(8) & rng.getrandbits(8) & rng.getrandbits(8)) for a in old)
-        elif style == 1:
-            left = bytes(a | rng.getrandbits(8) for a in old)
-        elif style == 2:  # all but one bit
-            at = rng.randrange(n)
-            left = b"\xff" * at + bytes([0xFF ^ (1 << rng.randrange(8))]) + b"\xff" * (n - at - 1)
-        else:  # chips program the sector to 0 before the erase pulses
-            left = bytes(rng.getrandbits(8) for _ in range(n))
+            chip.ioctl(6, 0)
+    left = bytes(chip.peek(at, n))
+    if kind == "E":
         description = f"erase at {offset:#x} torn: {_bits(left, new)} bits left"
+    elif model == "prefix":
+        description = f"program of {n} bytes at {offset:#x} torn: the first {variant % (n + 1)} landed"
+    else:
+        wanted = bytes(a & b for a, b in zip(old, new, strict=True))
+        missing = f"{_bits(left, wanted)} of {_bits(old, wanted)} bits missing"
+        description = f"program of {n} bytes at {offset:#x} torn: {missing}"
     with open(image, "r+b") as flash:
         flash.seek(offset)
         flash.write(left)
