@@ -823,7 +823,7 @@ def send(port, packets, answers):
 @needs_mosquitto
 @pytest.mark.req("P1", "Q3", "Q4")
 def test_random_kills_under_load_lose_nothing_and_duplicate_no_message(tmp_path):
-    outcome = asyncio.run(kill_collector(tmp_path, kills=3, seed=int(time.time()), quiet=True))
+    outcome = asyncio.run(kill_collector(tmp_path, kills=3, seed=int(time.time())))
     assert outcome.missing == {1: 0, 2: 0}
     assert outcome.twice == {1: 0, 2: 0}
     assert outcome.published[2] > 100

@@ -29,7 +29,7 @@ from tools.pipeline import run as pipeline
 from tools.proof.board import VirtualBoard
 from tools.proof.proxy import Proxy
 
-START_S = 60
+START_S = 60  # of the collector; the broker may be down meanwhile
 STALLED_S = 120
 STOP_S = 60
 QUIET_S = 1.5
@@ -52,13 +52,11 @@ class Collector:
     Args:
         directory: made if missing.
         port: the port on loopback of its broker, or of the proxy in front of it.
-        start_s: how long it may take to subscribe; longer if the broker may be down meanwhile.
         options: further arguments of its command line.
     """
 
-    def __init__(self, directory: Path, port: int, start_s: float = START_S, options: Sequence[str] = ()):
+    def __init__(self, directory: Path, port: int, options: Sequence[str] = ()):
         self.landing = directory / "landing"
-        self._start_s = start_s
         self._offset = 0  # of the log, where the last start begins
         directory.mkdir(parents=True, exist_ok=True)
         command = [
@@ -91,7 +89,7 @@ class Collector:
             Failure: it does not; the text has the end of its log.
         """
         await self.launch()
-        deadline = time.monotonic() + self._start_s
+        deadline = time.monotonic() + START_S
         while not self.subscribed:
             if not self._child.running or time.monotonic() > deadline:
                 raise Failure(f"The collector did not start. Its log, {self._log}:\n{self._child.logged()}")
@@ -207,6 +205,12 @@ async def until(condition: Callable[[], bool], board: VirtualBoard, poll_s: floa
         await asyncio.sleep(poll_s)
 
 
+async def live(board: VirtualBoard, seconds: float) -> None:
+    """Wait; raise BoardFailed if the board's program ends meanwhile."""
+    end = time.monotonic() + seconds
+    await until(lambda: time.monotonic() >= end, board, poll_s=0.02)
+
+
 async def cut_link(board: VirtualBoard, proxy: BoardProxy, rng: random.Random) -> bool:
     """Cut a board's connection as soon as there is one: now, or in the middle of the next packet that it sends.
 
@@ -290,17 +294,17 @@ class Chain:
         directory: the directory.
         broker: not started yet.
         stats: receives the counts.
-        collector_start_s: see Collector.
+        longest_absence_s: of a board from the network, and twice that of the broker.
     """
 
-    def __init__(self, directory: Path, broker: Broker, stats: RunStats, collector_start_s: float = START_S):
+    def __init__(self, directory: Path, broker: Broker, stats: RunStats, longest_absence_s: float = 0.0):
         self.stats = stats
         self.rng = random.Random(stats.seed)
         self.broker = broker
         self.boards: list[VirtualBoard] = []
         self.proxies: list[BoardProxy] = []  # each board's, in their order
         stats.broker = broker.kind
-        self._collector_start_s = collector_start_s
+        self._longest_absence_s = longest_absence_s
         self._directory = directory
         self._began = 0.0
 
@@ -340,9 +344,7 @@ class Chain:
             self.collector_proxy = BoardProxy(self.broker.port, self.rng)
             stack.push_async_callback(self.collector_proxy.stop)
             await self.collector_proxy.start()
-            self.collector = Collector(
-                self._directory / "collector", self.collector_proxy.port, self._collector_start_s
-            )
+            self.collector = Collector(self._directory / "collector", self.collector_proxy.port)
             stack.push_async_callback(self.collector.stop)
             for within, name in folders:
                 file = self._directory / "captures" / f"{name}.jsonl" if capture else None
@@ -373,7 +375,35 @@ class Chain:
             stats.dropped += board.dropped
             stats.link_cuts_inside_a_packet += proxy.counts.cuts_inside_a_packet
 
-    async def kill_broker(self, longest_away_s: float) -> None:
+    async def apply(self, kind: str, board: VirtualBoard | None = None, proxy: BoardProxy | None = None) -> None:
+        """Apply a fault, to a board if it is a fault of boards, and count it."""
+        if kind == LINK and board and proxy:
+            self.stats.faults[kind] += await cut_link(board, proxy, self.rng)  # not if the board was done before
+            return
+        self.count(kind)
+        if kind == POWER and board and proxy:
+            proxy.refuse(kind)
+            proxy.cut()  # bytes in flight are lost with the power
+            await board.power_cut(self.rng)
+            proxy.admit(kind)
+            await board.power_on()
+        elif kind == SILENCE and proxy:
+            proxy.swallow()
+        elif kind == ABSENCE and board and proxy:
+            proxy.refuse(kind)
+            proxy.cut()
+            await live(board, self.rng.uniform(0, self._longest_absence_s))
+            proxy.admit(kind)
+        elif kind == COLLECTOR:
+            await self.collector.restart()
+        elif kind == COLLECTOR_LINK and self.rng.random() < SHARE_INSIDE:
+            self.collector_proxy.cut_inside_a_packet()
+        elif kind == COLLECTOR_LINK:
+            self.collector_proxy.cut()
+        elif kind == BROKER:
+            await self._kill_broker()
+
+    async def _kill_broker(self) -> None:
         """Stop all traffic, let the broker write its database, kill the broker and start it again.
 
         Mosquitto acknowledges a message before it writes it. A kill in between would lose messages that their senders have
@@ -388,34 +418,13 @@ class Chain:
             proxy.swallow()  # connections that were accepted meanwhile
         self.broker.save()
         self.broker.kill()
-        await asyncio.sleep(self.rng.uniform(0, longest_away_s))
+        await asyncio.sleep(self.rng.uniform(0, self._longest_absence_s / 2))
         self.broker.start()
         for proxy in proxies:
             proxy.admit(BROKER)
-
-    async def cut_collector(self) -> None:
-        """Cut the collector's connection."""
-        if self.rng.random() < SHARE_INSIDE:
-            self.collector_proxy.cut_inside_a_packet()
-        else:
-            self.collector_proxy.cut()
-
-    async def cut_power(self, board: VirtualBoard, proxy: BoardProxy) -> None:
-        """Cut a board's power and switch it on again; count it."""
-        self.count(POWER)
-        proxy.refuse(POWER)
-        proxy.cut()  # bytes in flight are lost with the power
-        await board.power_cut(self.rng)
-        proxy.admit(POWER)
-        await board.power_on()
-
-    async def cut_link(self, board: VirtualBoard, proxy: BoardProxy) -> None:
-        """Cut a board's connection, now or inside a packet; count it if the board was not done before."""
-        if await cut_link(board, proxy, self.rng):
-            self.count(LINK)
 
     async def stop_storing(self) -> None:
         """Cut each board's power once more; it then only sends its backlog and ends."""
         for board, proxy in zip(self.boards, self.proxies, strict=True):
             board.configure(stop_after=1)
-            await self.cut_power(board, proxy)
+            await self.apply(POWER, board, proxy)

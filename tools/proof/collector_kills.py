@@ -105,7 +105,7 @@ def count(landing: Path, published: dict[int, int], kills: int) -> Outcome:
     return outcome
 
 
-async def kill_collector(directory: Path, kills: int, seed: int, quiet: bool = False) -> Outcome:
+async def kill_collector(directory: Path, kills: int, seed: int) -> Outcome:
     """Run a broker, a publisher and a collector that is killed again and again."""
     rng = random.Random(seed)
     with Broker(directory / "broker", kind="mosquitto", extra=CONFIGURATION) as broker:
@@ -114,7 +114,7 @@ async def kill_collector(directory: Path, kills: int, seed: int, quiet: bool = F
             await collector.drain()  # makes the session at the broker
             publisher = Publisher(broker.port)
             await publisher.start()
-            for _ in progress_bar(range(kills), unit=" kills", disable=quiet):
+            for _ in progress_bar(range(kills), unit=" kills"):
                 await collector.launch()
                 # Mostly while it collects, sometimes while it starts: how long that takes depends on the machine.
                 starting = rng.random() < 0.8

@@ -52,9 +52,7 @@ class WakeStats(RunStats):
     resent: int = 0
 
 
-async def sleep_and_wake(
-    wakes: int, directory: Path, seed: int = 1, cuts: float = 0.0, progress: bool = False
-) -> WakeStats:
+async def sleep_and_wake(wakes: int, directory: Path, seed: int, cuts: float = 0.0) -> WakeStats:
     """Let a board wake so many times; return what was counted.
 
     Args:
@@ -62,14 +60,13 @@ async def sleep_and_wake(
         directory: where everything goes.
         seed: of the network's absences and the power cuts.
         cuts: the share of wakes in which the power is cut.
-        progress: show a bar.
     """
     stats = WakeStats(seed)
     chain = Chain(directory, Broker(directory / "broker"), stats)
     settings = {"sleep_s": 600, "awake_s": AWAKE_S, "keep_alive_s": 30}
     async with chain.running([("board", DEVICE)], settings, FLASH_KIB, flash_time=0.0, power_on=False):
         (board,), (proxy,) = chain.boards, chain.proxies
-        for wake in progress_bar(range(wakes), unit=" wakes", disable=not progress):
+        for wake in progress_bar(range(wakes), unit=" wakes"):
             last = wake >= wakes - 2
             if last or chain.rng.random() < 0.5:
                 proxy.admit(ABSENCE)
@@ -131,9 +128,7 @@ def figures(stats: WakeStats) -> dict[str, float]:
 def run(arguments: argparse.Namespace) -> int:
     """Run it; return 0 if no message is missing or came more than once at QoS 2."""
     with tempfile.TemporaryDirectory() as scratch:
-        stats = asyncio.run(
-            sleep_and_wake(arguments.wakes, Path(scratch), arguments.seed, arguments.cuts, progress=True)
-        )
+        stats = asyncio.run(sleep_and_wake(arguments.wakes, Path(scratch), arguments.seed, arguments.cuts))
     print(
         f"{arguments.wakes} wakes, {stats.faults[ABSENCE]} of them without a network, {stats.faults[POWER]} cut off: "
         f"{stats.messages} messages stored, {stats.missing} missing, {stats.repeated} more than once at QoS 2, "

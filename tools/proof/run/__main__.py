@@ -16,7 +16,7 @@ from pathlib import Path
 from tools.broker import Broker
 from tools.command import ended, number, progress_bar
 from tools.pipeline import java
-from tools.proof.chain import COLLECTOR, LINK, LONGEST_PAUSE_S, POWER, Chain, RunStats, command_line, to_tables, until
+from tools.proof.chain import LONGEST_PAUSE_S, Chain, RunStats, command_line, to_tables, until
 from tools.proof.run import chaos
 
 DEVICE = "virtual-1"
@@ -74,13 +74,7 @@ async def apply_faults(arguments: argparse.Namespace, chain: Chain) -> None:
                 if not event.early:
                     await reached(event.at)
                 await asyncio.sleep(event.delay_s)
-                if event.kind == POWER:
-                    await chain.cut_power(board, proxy)
-                elif event.kind == LINK:
-                    await chain.cut_link(board, proxy)
-                else:
-                    chain.count(COLLECTOR)
-                    await chain.collector.restart()
+                await chain.apply(event.kind, board, proxy)
             if arguments.cuts:
                 await reached(arguments.readings)
                 await chain.stop_storing()

@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
-import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -33,14 +31,13 @@ from tools.proof.chain import (
     BoardProxy,
     Chain,
     RunStats,
-    until,
+    live,
 )
 from tools.proof.soak.samples import Sample, Wear, of_process
 
 AGAIN = 0.25  # the share of power cuts that are followed by another one while the board starts
 AGAIN_S = 0.4
 STEADY_EVERY = 5
-COLLECTOR_START_S = 60.0  # the broker may be down, too
 KEEP_ALIVE_S = 5
 SAMPLES = 600  # about so many over the whole soak
 SHORTEST_SAMPLE_S = 0.5
@@ -97,7 +94,7 @@ class Fleet:
         self.settings = settings
         self.stats = SoakStats(settings.seed)
         broker = Broker(directory / "broker", kind="mosquitto", extra="autosave_on_changes false")
-        self._chain = Chain(directory, broker, self.stats, COLLECTOR_START_S)
+        self._chain = Chain(directory, broker, self.stats, settings.longest_absence_s)
         self._rng = self._chain.rng
 
     async def soak(self) -> SoakStats:
@@ -135,11 +132,10 @@ class Fleet:
 
     async def _all_at_once(self) -> None:
         settings, chain = self.settings, self._chain
-        kill_broker = functools.partial(chain.kill_broker, settings.longest_absence_s / 2)
         running: list[Coroutine[None, None, None]] = [
-            self._again(BROKER, settings.host_s(settings.broker_s), kill_broker),
-            self._again(COLLECTOR, settings.host_s(settings.collector_s), chain.collector.restart),
-            self._again(COLLECTOR_LINK, settings.collector_link_s, chain.cut_collector),
+            self._again(BROKER, settings.host_s(settings.broker_s)),
+            self._again(COLLECTOR, settings.host_s(settings.collector_s)),
+            self._again(COLLECTOR_LINK, settings.collector_link_s),
         ]
         for number, (board, proxy) in enumerate(zip(chain.boards, chain.proxies, strict=True), 1):
             running.append(self._apply_faults(board, proxy, self._steady(number)))
@@ -158,12 +154,11 @@ class Fleet:
     def _left_s(self) -> float:
         return max(0.0, self.settings.seconds - self._chain.now())
 
-    async def _again(self, kind: str, mean_s: float, act: Callable[[], Awaitable[None]]) -> None:
+    async def _again(self, kind: str, mean_s: float) -> None:
         """Apply a fault again and again, until the time is up."""
         while (pause := self._rng.expovariate(1 / mean_s)) < self._left_s():
             await asyncio.sleep(pause)
-            self._chain.count(kind)
-            await act()
+            await self._chain.apply(kind)
         await asyncio.sleep(self._left_s())
 
     async def _apply_faults(self, board: VirtualBoard, proxy: BoardProxy, steady: bool) -> None:
@@ -177,32 +172,15 @@ class Fleet:
         }
         weights = [1 / mean if mean else 0.0 for mean in means.values()]
         while (pause := self._rng.expovariate(sum(weights))) < self._left_s():
-            await self._live(board, pause)
+            await live(board, pause)
             kind = self._rng.choices(list(means), weights)[0]
             if kind in (LINK, SILENCE) and not proxy.connected:
                 continue  # waiting for a connection to cut it would mean that no connection ever lasts
-            if kind == POWER:
-                await chain.cut_power(board, proxy)
-                while self._rng.random() < AGAIN:
-                    await self._live(board, self._rng.uniform(0, AGAIN_S))
-                    await chain.cut_power(board, proxy)
-            elif kind == LINK:
-                await chain.cut_link(board, proxy)
-            elif kind == SILENCE:
-                chain.count(kind)
-                proxy.swallow()
-            else:
-                chain.count(kind)
-                proxy.refuse(ABSENCE)
-                proxy.cut()
-                await self._live(board, self._rng.uniform(0, settings.longest_absence_s))
-                proxy.admit(ABSENCE)
-        await self._live(board, self._left_s())
-
-    async def _live(self, board: VirtualBoard, seconds: float) -> None:
-        """Wait; raise BoardFailed if the board's program ends meanwhile."""
-        end = time.monotonic() + seconds
-        await until(lambda: time.monotonic() >= end, board, poll_s=0.02)
+            await chain.apply(kind, board, proxy)
+            while kind == POWER and self._rng.random() < AGAIN:
+                await live(board, self._rng.uniform(0, AGAIN_S))
+                await chain.apply(kind, board, proxy)
+        await live(board, self._left_s())
 
     async def _drain(self) -> None:
         """After the last fault, start each board once more to send its backlog; wait until the collector has everything."""
