@@ -27,6 +27,7 @@ from tools.command import Failure, folder, number
 from tools.landing.segments import find_segments
 from tools.pipeline import run as pipeline
 from tools.proof.board import VirtualBoard
+from tools.proof.program import holds
 from tools.proof.proxy import Proxy
 
 START_S = 60  # of the collector; the broker may be down meanwhile
@@ -89,11 +90,9 @@ class Collector:
             Failure: it does not; the text has the end of its log.
         """
         await self.launch()
-        deadline = time.monotonic() + START_S
-        while not self.subscribed:
-            if not self._child.running or time.monotonic() > deadline:
-                raise Failure(f"The collector did not start. Its log, {self._log}:\n{self._child.logged()}")
-            await asyncio.sleep(0.05)
+        await holds(lambda: self.subscribed or not self._child.running, START_S)
+        if not self.subscribed:
+            raise Failure(f"The collector did not start. Its log, {self._log}:\n{self._child.logged()}")
 
     async def kill(self, alone: bool) -> None:
         """End it as a crash would: `alone`, or together with its sealer."""

@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
@@ -150,6 +151,14 @@ class Program:
         """Cut its power."""
         if self._child is not None:
             await self._child.kill()
+
+
+async def holds(condition: Callable[[], bool], seconds: float) -> bool:
+    """Wait until a condition holds, for at most this time; return whether it holds."""
+    deadline = time.monotonic() + seconds
+    while not condition() and time.monotonic() < deadline:
+        await asyncio.sleep(0.005)
+    return condition()
 
 
 async def failure_of(flow: Coroutine[Any, Any, None], seconds: float) -> str:

@@ -23,7 +23,7 @@ from tools.proof.brokers.kinds import KINDS, PASSWORD, Certificate, Kind
 from tools.proof.brokers.scenarios import SCENARIOS, Scenario
 from tools.proof.device import ANSWER_S, TURN_MS, body
 from tools.proof.faults.peer import Peer
-from tools.proof.program import BoardFailed, Program, ProgramEnded
+from tools.proof.program import BoardFailed, Program, ProgramEnded, holds
 from tools.proof.proxy import Proxy
 
 FACES = ("client", "aio")
@@ -162,9 +162,9 @@ class CaseRun:
         elif actor == "broker":
             await self._broker_step(verb)
         elif verb == "in":
-            await self._until(self._all_taken)
+            await holds(self._all_taken, self.case.scenario.wait_s)
         else:
-            await self._until(self._all_arrived)
+            await holds(self._all_arrived, self.case.scenario.wait_s)
 
     def _all_taken(self) -> bool:
         seen = self.seen
@@ -174,11 +174,6 @@ class CaseRun:
     def _all_arrived(self) -> bool:
         there = {number_of(payload) for one in self._peers[0].received.values() for payload in one}
         return {number for number, message in self.seen.sent_out.items() if message.size} <= there
-
-    async def _until(self, condition: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + self.case.scenario.wait_s
-        while not condition() and time.monotonic() < deadline:
-            await asyncio.sleep(0.02)
 
     def _note(self, kind: str, words: list[Any]) -> None:
         """Note what the board reported."""

@@ -8,7 +8,6 @@ after its handler ran: no client can know whether the application has used it. S
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import random
 import re
@@ -25,7 +24,7 @@ from tools.proof.device import END
 from tools.proof.faults.cases import compared
 from tools.proof.faults.peer import Peer
 from tools.proof.faults.runner import settings
-from tools.proof.program import BoardFailed, Program, ProgramEnded
+from tools.proof.program import BoardFailed, Program, ProgramEnded, holds
 
 HEAP = os.environ.get("FLASHMQTT_FAULTS_HEAP", "256K")
 # The flash operations take a share of their typical time, so that cuts fall into them and between them.
@@ -188,7 +187,7 @@ async def run_case(case: Case) -> Verdict:
                 if rng.random() < EARLY:  # during a start
                     await asyncio.wait({living}, timeout=rng.uniform(0, 0.25))
                 else:
-                    await _until(lambda: living.done() or board.stored >= count * number // (kills + 1), BOOT_S)  # noqa: B023
+                    await holds(lambda: living.done() or board.stored >= count * number // (kills + 1), BOOT_S)  # noqa: B023
                     await asyncio.sleep(rng.uniform(0, 0.05))
                 if living.done():
                     break  # the program ended by itself
@@ -220,13 +219,6 @@ async def run_case(case: Case) -> Verdict:
             verdict.boots, verdict.published = board.starts, board.stored
     _judge(verdict, [int(body.split(b";")[0]) for body in peer.received["board/out"][:-1]], board.got)
     return verdict
-
-
-async def _until(condition: Callable[[], bool], seconds: float) -> None:
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(seconds):
-            while not condition():
-                await asyncio.sleep(0.002)
 
 
 def _judge(verdict: Verdict, arrived: list[int], handed: list[int]) -> None:

@@ -15,8 +15,8 @@ from collections.abc import Iterable, Iterator
 from typing import BinaryIO, NamedTuple
 
 from tools.command import Failure
+from tools.proof.proxy import DOWN, UP
 
-UP, DOWN = "up", "down"
 SYN = 2
 ETHERNET, RAW, NULL, COOKED, COOKED2 = 1, 101, 0, 113, 276
 RAW_TYPES = {RAW, 12, 14, 228, 229}

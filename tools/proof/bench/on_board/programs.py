@@ -47,27 +47,18 @@ def journal():
     return Journal(BlockRegion(Memory("")))
 
 
-def drop_link(port, client_id):
-    """Make the broker close a client's connection: connect again with the same client identifier."""
+def talk(port, client_id, flags, packets, answers):
+    """Connect with these flags, send packets, and read so many bytes of answers.
+
+    With the client identifier of another client, this makes the broker close that client's connection.
+    """
     import socket
 
     link = socket.socket()
     link.connect(socket.getaddrinfo("127.0.0.1", port)[0][-1])
-    link.write(
-        b"\x10" + bytes((12 + len(client_id), 0, 4)) + b"MQTT\x04\x00\x00\x3c" + bytes((0, len(client_id))) + client_id
-    )
-    link.read(4)
-    link.close()
-
-
-def send(port, packets):
-    """Connect as another client, and send these packets."""
-    import socket
-
-    link = socket.socket()
-    link.connect(socket.getaddrinfo("127.0.0.1", port)[0][-1])
-    link.write(b"\x10\x10\x00\x04MQTT\x04\x02\x00\x3c\x00\x04peer" + packets)
-    link.read(8)  # CONNACK and PUBACK
+    head = bytes((0x10, 12 + len(client_id), 0, 4)) + b"MQTT" + bytes((4, flags, 0, 60, 0, len(client_id)))
+    link.write(head + client_id + packets)
+    link.read(answers)
     link.close()
 
 
@@ -83,7 +74,7 @@ def published(port, client_id):
         raise OSError("not delivered")
     connections = []
     client.on_connect = connections.append
-    drop_link(port, client_id)
+    talk(port, client_id, 0, b"", 4)  # CONNACK
     client.publish("size/out", b"y", 1)
     while not connections or client.pending:
         client.poll(100)
@@ -123,7 +114,7 @@ def subscriber(port):
     came = []
     client.on_message = lambda message: came.append(message.qos)
     client.subscribe("size/sub", 1)
-    send(port, b"\x30\x0b\x00\x08size/subx\x32\x0d\x00\x08size/sub\x00\x01x")
+    talk(port, b"peer", 2, b"\x30\x0b\x00\x08size/subx\x32\x0d\x00\x08size/sub\x00\x01x", 8)  # CONNACK and PUBACK
     while len(came) < 2:
         client.poll(100)
     client.disconnect()
