@@ -78,7 +78,6 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     """Return the arguments of the command line; `cases` or `suites` are those to run."""
     parser = argparse.ArgumentParser(prog="python -m tools.proof.faults", description=__doc__.splitlines()[0])
     parser.add_argument("--case", action="append", help="run only the case with this id, and show its packets")
-    parser.add_argument("--times", type=number(int, 1), default=1, help="repetitions of a --case")
     parser.add_argument("--hostile", action="store_true", help="run the cases of the hostile broker instead")
     parser.add_argument("--short", action="store_true", help="only the part that the tests run")
     parser.add_argument("--only", default="", help="only the suites whose name begins so")
@@ -86,7 +85,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, help="of the moments of the board's power cuts")
     arguments = parser.parse_args(argv)
     try:
-        arguments.cases = [find(text) for text in arguments.case or ()] * arguments.times
+        arguments.cases = [find(text) for text in arguments.case or ()]
     except ValueError as error:
         parser.error(f"argument --case: {error}")
     seed = arguments.seed if arguments.seed is not None else int.from_bytes(os.urandom(4), "big")
@@ -99,13 +98,12 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     return arguments
 
 
-def run_chosen(cases: list[Any], workers: int, tally: Tally, show: bool) -> None:
-    """Run these cases, and print the details of all, or of those that fail."""
+def run_chosen(cases: list[Any], workers: int, tally: Tally) -> None:
+    """Run these cases, and print their details."""
 
     def report(verdict: Any) -> None:
         tally.add(verdict, "chosen")
-        if verdict.problems or show:
-            print(verdict.case, *verdict.details(), sep="\n  ")
+        print(verdict.case, *verdict.details(), sep="\n  ")
 
     for kind, run_cases in RUN.items():
         chosen = [case for case in cases if isinstance(case, kind)]
@@ -117,7 +115,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Run suites or cases; return the exit status."""
     tally = Tally()
     if arguments.cases:
-        run_chosen(arguments.cases, arguments.workers, tally, arguments.times == 1)
+        run_chosen(arguments.cases, arguments.workers, tally)
         return tally.status()
     started = time.monotonic()
     for suite in arguments.suites:
