@@ -51,10 +51,14 @@ from flashmqtt.fast import copy, is_blank, raw_fill
 
 PAGE_BYTES = 256
 SECTOR_BYTES = 4096
-PROGRAM_MS, ERASE_MS = (0.4, 3), (45, 400)  # of a page and of a sector: typical, worst (W25Q16JV)
+CHIPS = {  # page program typical, worst; sector erase typical, worst (ms)
+    "W25Q16JV": (0.4, 3, 45, 400),
+    "GD25Q32": (0.7, 2.4, 100, 300),
+}
 MODELS = ("nothing", "prefix", "bits", "unreported", "weak")
 _ESP_ERR_INVALID_ARG = 0x102
 _ESP_ERR_INVALID_SIZE = 0x104
+_EIO = 5
 _BLANK_PAGE = b"\xff" * PAGE_BYTES
 _BLANK_SECTOR = b"\xff" * SECTOR_BYTES
 
@@ -105,7 +109,7 @@ class Random:
 class NorFlash:
     """The chip, its contents in memory."""
 
-    def __init__(self, size_bytes, personality="rp2", seed=1):
+    def __init__(self, size_bytes, personality="rp2", chip="W25Q16JV", seed=1):
         if size_bytes <= 0 or size_bytes % SECTOR_BYTES:
             raise ValueError("size_bytes %s: whole sectors of 4096 bytes are needed" % size_bytes)
         if personality not in ("rp2", "esp32", "esp32-encrypted"):
@@ -113,6 +117,7 @@ class NorFlash:
         self.size_bytes = size_bytes
         self.sectors = size_bytes // SECTOR_BYTES
         self.personality = personality
+        self.chip = CHIPS[chip]
         self.violations: list[str] = []
         self.operations = 0
         self.erase_counts = [0] * self.sectors
@@ -241,12 +246,12 @@ class NorFlash:
     @property
     def typical_ms(self):
         """The typical time of all programs and erases, by the data sheet."""
-        return self.programs * PROGRAM_MS[0] + self.erases * ERASE_MS[0]
+        return self.programs * self.chip[0] + self.erases * self.chip[2]
 
     @property
     def worst_ms(self):
         """The maximum time of all programs and erases, by the data sheet."""
-        return self.programs * PROGRAM_MS[1] + self.erases * ERASE_MS[1]
+        return self.programs * self.chip[1] + self.erases * self.chip[3]
 
     def peek(self, at, n):
         """Return n bytes of the cells: not counted, not decrypted, weak bits as 1."""
@@ -298,7 +303,7 @@ class NorFlash:
         So objects of the old program, for example a file's finaliser, can't write to the chip after a power cut.
         """
         new = NorFlash(SECTOR_BYTES, self.personality)
-        new.size_bytes, new.sectors = self.size_bytes, self.sectors
+        new.size_bytes, new.sectors, new.chip = self.size_bytes, self.sectors, self.chip
         new.erase_counts = [0] * self.sectors
         new.violations = self.violations
         new._weak, new._weak_density, new._bad = self._weak, self._weak_density, self._bad
@@ -553,11 +558,11 @@ class FileNorFlash(NorFlash):
     A new file is erased flash. `time_scale` multiplies the modelled time of an operation: 0 takes no time, 1.0 the chip's time.
     """
 
-    def __init__(self, path, size_bytes, personality="rp2", intent=None, time_scale=0.0):
+    def __init__(self, path, size_bytes, personality="rp2", chip="W25Q16JV", seed=1, intent=None, time_scale=0.0):
         self.path = path
         self._intent_path = intent
         self._time_scale = time_scale
-        super().__init__(size_bytes, personality)
+        super().__init__(size_bytes, personality, chip, seed)
 
     def _open_cells(self):
         try:
@@ -599,7 +604,7 @@ class FileNorFlash(NorFlash):
         if self._intent:
             self._put_intent(self._intent, kind, at, n, buf, start)
         if self._time_scale:
-            sleep_us(int((PROGRAM_MS if kind == "P" else ERASE_MS)[0] * 1000 * self._time_scale))
+            sleep_us(int(self.chip[0 if kind == "P" else 2] * 1000 * self._time_scale))
 
     def _put_intent(self, intent, kind, at, n, buf, start):
         """Write the intent page by page: a board's heap has no room for two sectors."""

@@ -32,6 +32,7 @@ AREAS = {
     "size": ("size.",),
     "codec": ("codec.",),
     "journal": ("journal.",),
+    "wakes": ("wakes.",),
     "deploy": ("first_reading_s",),
     "chip": ("chip.", "proxy32.", "proxy64."),
     "session": ("session.",),
