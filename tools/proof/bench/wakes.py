@@ -18,7 +18,7 @@ WAKES = 60
 def run(bench: Bench) -> None:
     """Measure."""
     with tempfile.TemporaryDirectory() as scratch:
-        result = asyncio.run(sleep_and_wake(WAKES, Path(scratch)))
+        result = asyncio.run(sleep_and_wake(WAKES, Path(scratch), 1))
     if result.missing or result.repeated:
         raise RuntimeError(f"{result.missing} messages are missing, {result.repeated} came twice")
     for name, value in figures(result).items():
