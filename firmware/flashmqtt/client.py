@@ -204,6 +204,10 @@ class Client:
         on_damaged: "Callable[[int], Any] | None"
         on_oversize: "Callable[[Any, int], Any] | None"
 
+    # No program sets all of these. In a nearly full table of attributes, MicroPython compares several names for each access.
+    on_error = on_unclaimed = on_connect = on_disconnect = on_in_doubt = on_refused = on_expired = None
+    on_dropped = on_damaged = on_oversize = None
+
     def __init__(
         self,
         host: "str | bytes",
@@ -295,9 +299,7 @@ class Client:
         )
         self.connection.owner = self
         self.link = Link(self.connection, host, port, backoff or Backoff(), tls, server_name, int(timeout_s * 1000))
-        self.on_message = self.on_connect = self.on_delivered = self.on_in_doubt = self.on_refused = None
-        self.on_damaged = self.on_expired = self.on_dropped = self.on_oversize = None
-        self.on_error = self.on_unclaimed = self.on_disconnect = None
+        self.on_message = self.on_delivered = None
         self.timeout_s = timeout_s
         self._waiting = (waiting, waiting_bytes or buffer_bytes * 8, attempts, clean, keeps, int(unclaimed_s * 1000))
         self.errors: "list[Any]" = []  # what handlers raised; `poll` raises it

@@ -57,6 +57,7 @@ _ASIDE = const(8)  # added to a state: not sent any more; finished as soon as it
 
 _WINDOW = const(32)  # messages from the oldest unfinished one on that may be in flight
 _ACK_BYTES = const(8)  # the room that one acknowledgement may need
+_HEAD_BYTES = const(16)  # more than a PUBLISH has besides its topic and its payload
 _BLANK = const(0xFF)
 _SUSPICIOUS_MS = const(5000)  # if we end a connection, a message that was unanswered for this long becomes a suspect
 _IN_NOTE = const(0x80)  # added to the backoff step in the note: messages past PUBREC are in doubt
@@ -82,7 +83,12 @@ class Session:
 
     Attributes:
         downgraded: how many QoS 2 messages the broker acknowledged with PUBACK: it took them at QoS 1.
+        oversize: how many messages longer than the decoder's buffer were skipped.
     """
+
+    # Few sessions set these. In a nearly full table of attributes, MicroPython compares several names for each access.
+    downgraded = oversize = 0
+    long: "Any" = None
 
     def __init__(
         self,
@@ -122,8 +128,6 @@ class Session:
         # A store in RAM has nothing to make durable.
         self.output = Output(out_bytes, level, store.sync if self._may_be_older else self.sync)
         self.scratch = bytearray(packet_bytes)
-        self._longest = packet_bytes - 16  # the longest topic and payload for `scratch`
-        self._first = bytearray(1)
         self.busy = False  # a publish, or a step of the connection, is running
         # Outgoing.
         self.cursor = store.low
@@ -132,8 +136,6 @@ class Session:
         self.states = bytearray(_WINDOW)
         self.sent_ms = [0] * _WINDOW
         self.partial = 0  # the message that is partly in the output, 0: none
-        self.partial_at = self.partial_length = 0
-        self.downgraded = 0
         self.response_ms = 0  # reconnect if an answer takes longer than this, 0: no limit
         self.suspect: "Any" = None  # sends suspected messages one at a time: `suspect.Suspect`
         self._unanswered = 0  # the first unanswered message when the last connection ended
@@ -149,8 +151,6 @@ class Session:
         # Incoming.
         self.message: "Any" = None  # the `Message` that was received last
         self.chunks = False  # whether a message longer than the decoder's buffer is handed over in pieces
-        self.oversize = 0  # how many such messages were skipped
-        self.long: "Any" = None
         # The packet type that acknowledges the handed-over message; 0: no message, or no acknowledgement.
         self.handed = 0
         self.handed_id = 0
@@ -319,7 +319,7 @@ class Session:
         """Do what `publish` does, for a caller that has set `busy`. Unless now_ms is -1, put the message at once."""
         if qos == 2 and self.max_qos == 1:
             qos = 1
-        if properties or len(topic) + len(payload) > self._longest:
+        if properties or len(topic) + len(payload) > len(self.scratch) - _HEAD_BYTES:
             from .pieces import publish
 
             return publish(self, topic, payload, qos, retain, properties)
@@ -649,10 +649,10 @@ class Session:
         if seq >= self.dup_to or not store.length(seq):
             return _NONE
         try:
-            store.read(seq, 0, self._first, 0, 1)
+            store.read(seq, 0, self.scratch, 0, 1)
         except StoreCorrupt:
             return _NONE
-        return self._first[0] >> 1 & 3
+        return self.scratch[0] >> 1 & 3
 
     # --- in ---
 
