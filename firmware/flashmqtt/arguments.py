@@ -23,11 +23,23 @@ def refuse_number(value: object) -> None:
     raise UsageError("%r: a number is needed" % (value,))
 
 
-def refuse_waiting(unclaimed: object, waiting: object, attempts: object) -> None:
-    """Refuse a client's arguments for waiting messages."""
-    raise UsageError(
-        'unclaimed %r: "drop" or "keep"; waiting %r, attempts %r: 1 or more' % (unclaimed, waiting, attempts)
-    )
+def refuse_client(
+    host: "Any", port: "Any", timeout_s: "Any", unclaimed: object, waiting: "Any", attempts: "Any"
+) -> None:
+    """Refuse the first of a client's arguments that is invalid."""
+    if not host:
+        text = "no host"
+    elif not 0 < port < 65536:
+        text = "port %r: 1 to 65535" % port
+    elif timeout_s <= 0:
+        text = "timeout_s %r: more than 0" % timeout_s
+    elif waiting < 1:
+        text = "waiting %r: 1 or more" % waiting
+    elif attempts < 1:
+        text = "attempts %r: 1 or more" % attempts
+    else:
+        text = 'unclaimed %r: "drop" or "keep"' % unclaimed
+    raise UsageError(text)
 
 
 def refuse_will(will: object) -> None:
@@ -35,12 +47,13 @@ def refuse_will(will: object) -> None:
     raise UsageError("will %r: (topic, payload, qos, retain)" % (will,))
 
 
-def refuse_session(window: object, max_qos: object, refuse_after: object) -> None:
-    """Refuse a session's arguments."""
-    raise UsageError(
-        "window %r: 1 to 32; max_qos %r: 1 or 2; refuse_after %r: 0 to 254; at level 5 no retry_ms"
-        % (window, max_qos, refuse_after)
-    )
+def refuse_session(window: "Any", max_qos: object, refuse_after: object) -> None:
+    """Refuse the first of a session's arguments that is invalid."""
+    if not 0 < window <= 32:
+        raise UsageError("window %r: 1 to 32" % window)
+    if max_qos != 1 and max_qos != 2:
+        raise UsageError("max_qos %r: 1 or 2" % max_qos)
+    raise UsageError("refuse_after %r: 0 to 254; or retry_ms at level 5, which allows none" % refuse_after)
 
 
 def refuse_interruption() -> None:

@@ -8,7 +8,7 @@ clock and how to wait for a socket; everything else is in `link.py` and below.
 from select import poll as _poll
 
 from .backoff import Backoff
-from .codec.encode import put_publish
+from .codec.encode import put_connect
 from .codec.quick import put_message
 from .compat import TYPE_CHECKING, const, ticks_add, ticks_diff, ticks_ms
 from .connection import (
@@ -259,10 +259,15 @@ class Client:
 
                 refuse_number(number)
         keeps = unclaimed == "keep"
-        if attempts < 1 or waiting < 1 or not (keeps or unclaimed == "drop"):
-            from .arguments import refuse_waiting
+        if (
+            attempts < 1
+            or waiting < 1
+            or timeout_s <= 0
+            or not (0 < port < 65536 and host and (keeps or unclaimed == "drop"))
+        ):
+            from .arguments import refuse_client
 
-            refuse_waiting(unclaimed, waiting, attempts)
+            refuse_client(host, port, timeout_s, unclaimed, waiting, attempts)
         if store is None:
             from .session.ram import RamStore
 
@@ -277,18 +282,32 @@ class Client:
             store, level, window, buffer_bytes, buffer_bytes, retry_ms, republish, True, max_qos, refuse_after
         )
         if will:
-            if not _isinstance(will, (tuple, list)) or len(will) != 4 or will[2] not in (0, 1, 2):
+            if not _isinstance(will, (tuple, list)) or len(will) != 4 or type(will[2]) is not int:
                 from .arguments import refuse_will
 
                 refuse_will(will)
             will = (octets(will[0]), octets(will[1]), will[2], will[3])
-            put_publish(self.session.scratch, 0, will[0], b"")  # or InvalidTopic
+        client_id = octets(client_id)
+        user = None if user is None else octets(user)
+        password = None if password is None else octets(password)
+        # Errors of these arguments are raised here, not at the first attempt to connect.
+        put_connect(
+            self.session.scratch,
+            0,
+            client_id,
+            level,
+            clean,
+            keep_alive_s,
+            user,
+            password,
+            *(will or (None, b"", 0, False)),
+        )
         self.connection = Connection(
             self.session,
-            octets(client_id),
+            client_id,
             keep_alive_s,
-            None if user is None else octets(user),
-            None if password is None else octets(password),
+            user,
+            password,
             will,
             buffer_bytes,
             response_s * 1000,
@@ -362,7 +381,7 @@ class Client:
             error = link.error
             if isinstance(error, FlashMqttError) and error.refusal:
                 raise error
-            self._wait_step(deadline, error or "connect")
+            self._wait_step(deadline, error or "not connected in time")
         return self.connection.session_present
 
     def disconnect_properties(self, code: int, expiry_s: "int | None") -> "bytes | None":

@@ -185,7 +185,6 @@ class Connection:
         self._clean_sent = (
             self.clean or self._purge or (session.level != 4 and not session.has_note(self.client_id, self.broker))
         )
-        session.keep_doubt(True)
         five = self.five
         topic, payload, qos, retain = self.will or (None, b"", 0, False)
         output.put(
@@ -203,6 +202,7 @@ class Connection:
             five and five.start(session, self.decoder),
             five and five.will_properties,
         )
+        session.keep_doubt(True)  # CONNECT is valid and will be sent
         self.keep_alive_ms = self.keep_alive_s * 1000
         output.sent_ms = self.received_ms = self._scanned_ms = self._pinged_ms = now_ms
         self._pinged = self._blocked = False

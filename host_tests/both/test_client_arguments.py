@@ -13,7 +13,7 @@ from flashmqtt.codec.properties import (
     TOPIC_ALIAS,
     USER_PROPERTY,
 )
-from flashmqtt.errors import InvalidTopic, UsageError
+from flashmqtt.errors import BufferTooSmall, InvalidTopic, UsageError
 
 
 def client(**options):
@@ -254,3 +254,46 @@ def test_invalid_disconnect_reason_code_is_refused():
     for code in ("4", None, 4.5, -1, 256, (4,)):
         with pytest.raises(UsageError):
             mqtt.disconnect(code=code, expiry_s=60)
+
+
+@pytest.mark.req("W10")
+@pytest.mark.parametrize(
+    "options,error",
+    [
+        ({"host": ""}, "no host"),
+        ({"port": 0}, "port 0: 1 to 65535"),
+        ({"port": 99999}, "port 99999: 1 to 65535"),
+        ({"timeout_s": 0}, "timeout_s 0: more than 0"),
+        ({"waiting": 0}, "waiting 0: 1 or more"),
+        ({"attempts": 0}, "attempts 0: 1 or more"),
+        ({"unclaimed": "lose"}, 'unclaimed \'lose\': "drop" or "keep"'),
+        ({"window": 33}, "window 33: 1 to 32"),
+        ({"max_qos": 0}, "max_qos 0: 1 or 2"),
+        ({"refuse_after": 255}, "refuse_after 255: 0 to 254"),
+        ({"level": 2}, "level 2: 3 to 5"),
+        ({"level": "4"}, "level '4': 3 to 5"),
+        ({"client_id": ""}, "no client_id: give one, or set clean"),
+        ({"client_id": "i" * 24, "level": 3}, "client_id 24: 1 to 23"),
+        ({"password": "secret"}, "password without user"),
+        ({"keep_alive_s": 65536}, "keep_alive_s 65536: 0 to 65535"),
+        ({"will": ("a", "x", True, 1)}, "(topic, payload, qos, retain)"),
+        ({"will": ("a", "x", 3, True)}, "will_qos 3: 0 to 2"),
+        ({"will": ("a/#", "x", 1, True)}, "not a topic name"),
+        ({"buffer_bytes": 16}, "bytes, room for 16"),
+    ],
+)
+def test_invalid_argument_is_refused_when_the_client_is_made(options, error):
+    expected = InvalidTopic if error == "not a topic name" else BufferTooSmall if "room" in error else UsageError
+    arguments = {"host": "127.0.0.1", "client_id": "me"}
+    arguments.update(options)
+    with pytest.raises(expected) as caught:
+        Client(**arguments)
+    assert error in str(caught.value)
+
+
+@pytest.mark.req("W10")
+def test_bool_is_refused_as_qos():
+    mqtt = client()
+    with pytest.raises(UsageError):
+        mqtt.publish("a", b"x", True)  # umqtt's third argument is `retain`
+    assert mqtt.pending == 0

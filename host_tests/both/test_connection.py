@@ -11,7 +11,10 @@ from flashmqtt.errors import (
     DeadlineExpired,
     MalformedPacket,
     ProtocolError,
+    UsageError,
 )
+from flashmqtt.flash.ram import RamRegion
+from flashmqtt.journal.journal import Journal
 from flashmqtt.session.ram import RamStore
 from flashmqtt.session.session import Session
 from wire import (
@@ -410,3 +413,17 @@ def test_short_held_message_arrives_whole_with_chunks_enabled():
     seen = chunks_of(broker)
     broker.give(publish(b"a", bytes(150)), publish(b"b", b"held", 2, 3), pubrel(3))
     assert seen[-1] == (0, b"held", 4, False)
+
+
+@pytest.mark.req("Q8")
+def test_connect_that_can_not_be_encoded_puts_no_message_in_doubt():
+    store = Journal(RamRegion(8, 4096))
+    session = Session(store)
+    session.write_note(b"me", b"")
+    store.mark(session.publish(b"t", b"x", 2))
+    connection = Connection(session, b"me", password=b"secret")
+    with pytest.raises(UsageError):
+        connection.start(0)
+    assert not session.kept_doubt()
+    Connection(session, b"me").start(0)
+    assert session.kept_doubt()

@@ -53,7 +53,7 @@ def put_publish(
     if isinstance(payload, str):  # its length would count characters
         raise UsageError("bytes, not str")
     if qos:
-        if not isinstance(qos, int) or not 0 < qos < 3:  # [MQTT-3.3.1-4]
+        if type(qos) is not int or not 0 < qos < 3:  # [MQTT-3.3.1-4]; True may be meant as `retain`
             raise outside("qos", qos, 0, 2)
         if not 0 < packet_id < 65536:  # [MQTT-2.3.1-1]; 5: [MQTT-2.2.1-3]
             raise outside("packet_id", packet_id, 1, 65535)
@@ -188,7 +188,7 @@ def put_connect(
             raise outside("client_id", len(client_id), 1, 23)
     elif level == 4:
         if not client_id and not clean:  # [MQTT-3.1.3-7]
-            raise UsageError("no client_id: set clean")
+            raise UsageError("no client_id: give one, or set clean")
     elif level != 5:
         raise outside("level", level, 3, 5)
     if not 0 <= keep_alive_s < 65536:
