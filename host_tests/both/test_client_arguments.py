@@ -279,7 +279,7 @@ def test_invalid_disconnect_reason_code_is_refused():
         ({"will": ("a", "x", True, 1)}, "(topic, payload, qos, retain)"),
         ({"will": ("a", "x", 3, True)}, "will_qos 3: 0 to 2"),
         ({"will": ("a/#", "x", 1, True)}, "not a topic name"),
-        ({"buffer_bytes": 16}, "bytes, room for 16"),
+        ({"buffer_bytes": 15}, "16 bytes, room for 15"),
     ],
 )
 def test_invalid_argument_is_refused_when_the_client_is_made(options, error):
