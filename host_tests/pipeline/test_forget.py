@@ -540,6 +540,8 @@ def test_forget_command_requires_yes_and_reports_remaining_files(fleet, landing,
     assert "--device is missing" in capsys.readouterr().err
     assert forget.main([*arguments, "--device", GONE]) == 2
     assert "nothing was deleted: give --yes" in capsys.readouterr().err
+    assert forget.main([*arguments, "--device", GONE, "--dry-run", "--search", str(tmp_path / "none")]) == 2
+    assert "none: no such folder" in capsys.readouterr().err
     assert forget.main([*arguments, "--device", GONE, "--dry-run"]) == 0
     assert "files contain the names" in capsys.readouterr().out
     copy = tmp_path / "captures"

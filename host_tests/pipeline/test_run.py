@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from tools.command import Failure
 from tools.pipeline import compact, java, report, run, session
 from tools.pipeline.commits import Output
 from tools.pipeline.storage import Storage, StorageError
@@ -19,8 +20,8 @@ from tools.pipeline.storage import Storage, StorageError
         (["--landing", "x"], "--out is missing"),
         (["--landing", "nowhere", "--out", "{tmp}/o"], "no such landing directory"),
         (["--landing", "{tmp}", "--out", "ftp://x/y"], "Use a path, file://, s3a:// or hdfs://"),
-        (["--landing", "{tmp}", "--out", "{tmp}/o", "--conf", "x"], "--conf takes KEY=VALUE"),
-        (["--landing", "{tmp}", "--out", "{tmp}/o", "--expected", "{tmp}/none.json"], "none.json"),
+        (["--landing", "{tmp}/l", "--out", "{tmp}/o", "--conf", "x"], "--conf takes KEY=VALUE"),
+        (["--landing", "{tmp}/l", "--out", "{tmp}/o", "--expected", "{tmp}/none.json"], "none.json"),
         (["--config", "{tmp}/none.toml"], "none.toml"),
         (["--config", "{tmp}/bad.toml"], "bad.toml"),
         (["--config", "{tmp}/odd.toml"], "unknown key 'landin'; known: accept, as_of, buckets, checkpoint"),
@@ -93,6 +94,13 @@ def test_flags_override_the_configuration_file(tmp_path):
     assert (options.no_report, options.no_delta, options.accept) == (True, False, ["given-up"])
     assert (options.landing, options.out, options.segments_per_batch) == ("a", "c", 3)
     assert options.conf == ["spark.executor.memory=2g", "x=y"]
+
+
+@pytest.mark.parametrize("out", ["landing", "landing/tables", "other/../landing/tables"])
+def test_output_inside_the_landing_is_refused(tmp_path, out):
+    with pytest.raises(Failure, match=r"is in the landing .*: give a folder outside of it"):
+        run.arguments(["--landing", str(tmp_path / "landing"), "--out", str(tmp_path / out)])
+    assert run.arguments(["--landing", str(tmp_path / "landing"), "--out", str(tmp_path / "landing-tables")])
 
 
 def test_missing_java_is_reported_with_how_to_install_it(monkeypatch, tmp_path):

@@ -45,15 +45,16 @@ def parser() -> argparse.ArgumentParser:
     def option(flag: str, name: str, kind: Callable[[str], float], text: str, unit: int = 1) -> None:
         default = getattr(Settings, name)
         shown = None if default is None else default // unit
-        made.add_argument(flag, dest=name, type=kind, default=shown, metavar="N", help=f"{text}; default: %(default)s")
+        more = "" if default is None else f"; default: {shown}"
+        made.add_argument(flag, dest=name, type=kind, default=shown, metavar="N", help=text + more)
 
     option("--keep-alive", "keep_alive_s", number(int, 1, 65_535), "seconds")
     option("--session-expiry", "session_expiry_s", number(int, 1, 0xFFFFFFFF), "seconds; level 5 only")
     option("--longest-pause", "longest_pause_s", number(float, 0.01, 86_400), "seconds between two attempts to connect")
-    option("--segment-rows", "segment_rows", number(int, 1, 1 << 30), "a segment is closed at this length,")
+    option("--segment-rows", "segment_rows", number(int, 1, 1 << 30), "close a segment at this many messages")
     # A log is sealed in memory, and an Arrow column holds at most 2 GB.
-    option("--segment-mb", "segment_bytes", number(float, 0.001, 1024), "or at this one, in MB", MB)
-    option("--segment-seconds", "segment_seconds", number(float, 0.01), "or at this age")
+    option("--segment-mb", "segment_bytes", number(float, 0.001, 1024), "or at this many MB", MB)
+    option("--segment-seconds", "segment_seconds", number(float, 0.01), "or at this age in seconds")
     text = "longest message that is stored whole, in bytes"
     option("--packet-bytes", "packet_bytes", number(int, LEAST_BUFFER_BYTES, 268_435_460), text)
     option("--in-flight", "in_flight", number(int, 1, 65_535), "most QoS 2 messages in flight")

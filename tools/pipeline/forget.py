@@ -570,6 +570,9 @@ def main(argv: list[str] | None = None) -> int:
     for name, value in (("--landing", given.landing), ("--out", given.out), ("--device", devices)):
         if not value:
             raise OutputError(f'{name} is missing: `make forget LANDING=landing OUT=tables DEVICE="NAME"`')
+    for place in given.search:
+        if not Storage(place).exists(""):
+            raise OutputError(f"--search {place}: no such folder")
     if not given.dry_run and not given.yes and not _confirmed(devices):
         raise OutputError("nothing was deleted: give --yes, or search first with --dry-run")
     begun = time.monotonic()
