@@ -290,13 +290,13 @@ class Client:
         client_id = octets(client_id)
         user = None if user is None else octets(user)
         password = None if password is None else octets(password)
-        # Errors of these arguments are raised here, not at the first attempt to connect.
+        # What CONNECT can't hold is an error here, not only at the first attempt to connect.
         put_connect(
             self.session.scratch,
             0,
             client_id,
             level,
-            clean,
+            True,
             keep_alive_s,
             user,
             password,

@@ -272,7 +272,6 @@ def test_invalid_disconnect_reason_code_is_refused():
         ({"refuse_after": 255}, "refuse_after 255: 0 to 254"),
         ({"level": 2}, "level 2: 3 to 5"),
         ({"level": "4"}, "level '4': 3 to 5"),
-        ({"client_id": ""}, "no client_id: give one, or set clean"),
         ({"client_id": "i" * 24, "level": 3}, "client_id 24: 1 to 23"),
         ({"password": "secret"}, "password without user"),
         ({"keep_alive_s": 65536}, "keep_alive_s 65536: 0 to 65535"),

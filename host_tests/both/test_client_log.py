@@ -150,7 +150,7 @@ def test_port_of_another_protocol_is_logged(answer):
 @pytest.mark.req("B4")
 def test_unknown_host_name_is_logged():
     lines = []
-    mqtt = Client("no-such-name.invalid", 1883, b"", clean=True, backoff=backoff(), log=lines.append)
+    mqtt = Client("no-such-name.invalid", 1883, b"", backoff=backoff(), log=lines.append)
     mqtt.start()
     poll_until(mqtt, lambda: len(lines) >= 2)
     assert lines[0] == "broker: connecting to no-such-name.invalid:1883 as a client without an id"

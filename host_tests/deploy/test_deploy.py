@@ -261,6 +261,13 @@ class Console:
             "OSError: 5",
         ),
         (("hello",), ""),
+        (
+            (
+                *("boot device=b boot=3 stored=47 cause=reset", "delivered 47"),
+                "status stored=47 waiting=0 connects=1 dropped=0",
+            ),
+            "",
+        ),
     ],
 )
 def test_failed_deployment_ends_with_the_boards_reason(capsys, lines, reason):
@@ -277,6 +284,15 @@ def test_sensor_that_fails_is_shown_once_before_the_delivery(capsys):
     printed = capsys.readouterr().out
     assert printed.count(wrong) == 1
     assert re.search(r"^delivered  message 10, 0\.\d s after the reset$", printed, re.MULTILINE)
+
+
+@pytest.mark.req("B3")
+@pytest.mark.parametrize("new", ["delivered 48", "status stored=48 waiting=0 connects=1 dropped=0"])
+def test_deployment_waits_for_a_message_that_was_stored_after_the_reset(capsys, new):
+    lines = ("boot device=b boot=3 stored=47 cause=reset", "delivered 46", "delivered 47", new, "delivered 49")
+    deploy.wait_for_delivery(Console(*lines), time.monotonic(), 9)
+    printed = capsys.readouterr().out
+    assert printed.count("delivered") == 1 and ("message 48" in printed or "everything stored" in printed)
 
 
 @pytest.mark.req("B3", "B4")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -408,18 +409,19 @@ def prepare_journal(link: Link, sectors: int) -> None:
         report_line("", "(this deletes messages that are not yet delivered)")
 
 
-def _all_delivered(pairs: list[str]) -> bool:
-    """Return whether a status line reports a connection and no message without acknowledgement."""
-    numbers = dict(pair.split("=", 1) for pair in pairs if "=" in pair)
-    return (
-        numbers.get("waiting") == numbers.get("dropped") == "0"
-        and numbers.get("stored", "0") != "0"
-        and numbers.get("connects", "0") != "0"
-    )
+def _numbers(words: list[str]) -> dict[str, int]:
+    """Return the numbers of a line with words like `stored=3`."""
+    return {pair.group(1): int(pair.group(2)) for word in words if (pair := re.fullmatch(r"(\w+)=(\d+)", word))}
+
+
+def _all_delivered(numbers: dict[str, int], before: int) -> bool:
+    """Return whether a status line reports a connection, new messages, and no message without acknowledgement."""
+    pending = numbers.get("waiting", 1) or numbers.get("dropped", 1)
+    return not pending and numbers.get("stored", 0) > before and numbers.get("connects", 0) > 0
 
 
 def wait_for_delivery(link: Link, started: float, timeout_s: float) -> None:
-    """Show the console until the first reading is delivered.
+    """Show the console until the first reading after the reset is delivered.
 
     Raises:
         DeployFailed: nothing was delivered in time; the text has the board's last message about the reason.
@@ -427,6 +429,7 @@ def wait_for_delivery(link: Link, started: float, timeout_s: float) -> None:
     shown: list[str] = []
     reason = ""
     in_traceback = False
+    before = 0  # the number of messages that were stored before the reset
     for line in link.lines(timeout_s):
         words = line.split()
         in_traceback = line.startswith("Traceback") or (in_traceback and reason.startswith(("Traceback", " ")))
@@ -440,12 +443,17 @@ def wait_for_delivery(link: Link, started: float, timeout_s: float) -> None:
                 shown.append(line)
         elif line.startswith("boot "):
             report_line("boot", line[5:])
+            before = _numbers(words).get("stored", 0)
         elif words[:1] == ["delivered"]:
+            if words[1:] and words[1].isdigit() and int(words[1]) <= before:
+                continue  # an older message
             report_line(
                 "delivered", f"message {' '.join(words[1:])}, {time.monotonic() - started:.1f} s after the reset"
             )
             return
-        elif words[:1] == ["status"] and _all_delivered(words[1:]):  # it was delivered before the port was open again
+        elif words[:1] == ["status"] and _all_delivered(
+            _numbers(words), before
+        ):  # it was delivered before the port was open again
             report_line(
                 "delivered", f"everything stored, {time.monotonic() - started:.1f} s after the reset at the latest"
             )

@@ -57,7 +57,7 @@ _ASIDE = const(8)  # added to a state: not sent any more; finished as soon as it
 
 _WINDOW = const(32)  # messages from the oldest unfinished one on that may be in flight
 _ACK_BYTES = const(8)  # the room that one acknowledgement may need
-_HEAD_BYTES = const(16)  # more than a PUBLISH has besides its topic and its payload
+_OVERHEAD = const(16)  # more than a PUBLISH has besides its topic and its payload
 _BLANK = const(0xFF)
 _SUSPICIOUS_MS = const(5000)  # if we end a connection, a message that was unanswered for this long becomes a suspect
 _IN_NOTE = const(0x80)  # added to the backoff step in the note: messages past PUBREC are in doubt
@@ -88,6 +88,7 @@ class Session:
 
     # Few sessions set these. In a nearly full table of attributes, MicroPython compares several names for each access.
     downgraded = oversize = 0
+    partial_at = partial_length = 0
     long: "Any" = None
 
     def __init__(
@@ -128,6 +129,7 @@ class Session:
         # A store in RAM has nothing to make durable.
         self.output = Output(out_bytes, level, store.sync if self._may_be_older else self.sync)
         self.scratch = bytearray(packet_bytes)
+        self._first = bytearray(1)  # not `scratch`: a drop asks for a state while `scratch` is being stored
         self.busy = False  # a publish, or a step of the connection, is running
         # Outgoing.
         self.cursor = store.low
@@ -319,7 +321,7 @@ class Session:
         """Do what `publish` does, for a caller that has set `busy`. Unless now_ms is -1, put the message at once."""
         if qos == 2 and self.max_qos == 1:
             qos = 1
-        if properties or len(topic) + len(payload) > len(self.scratch) - _HEAD_BYTES:
+        if properties or len(topic) + len(payload) > len(self.scratch) - _OVERHEAD:
             from .pieces import publish
 
             return publish(self, topic, payload, qos, retain, properties)
@@ -649,10 +651,10 @@ class Session:
         if seq >= self.dup_to or not store.length(seq):
             return _NONE
         try:
-            store.read(seq, 0, self.scratch, 0, 1)
+            store.read(seq, 0, self._first, 0, 1)
         except StoreCorrupt:
             return _NONE
-        return self.scratch[0] >> 1 & 3
+        return self._first[0] >> 1 & 3
 
     # --- in ---
 
