@@ -99,6 +99,28 @@ def test_program_in_a_document_delivers_its_readings(program, tmp_path):
     assert all(topic.startswith("greenhouse-1/") for topic in topics)
 
 
+@pytest.mark.req("B1")
+def test_program_for_a_pc_delivers_its_message(tmp_path):
+    (program,) = blocks(ROOT / "firmware/INSTALLING.md", "python")
+    with Broker(tmp_path / "broker") as broker, listening(broker.port) as got:
+        ran = subprocess.run(
+            [sys.executable, "-c", program.replace('"localhost"', f'"127.0.0.1", {broker.port}')],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(ROOT / "firmware")},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert ran.returncode == 0, ran.stderr
+        for _ in range(200):
+            if got:
+                break
+            time.sleep(0.05)
+    assert got == [("pc-1/greeting", 2)]
+    assert "delivered 1" in ran.stdout
+
+
 @pytest.mark.req("B1", "B3")
 def test_first_program_runs_on_a_board_by_the_shown_commands(tmp_path):
     commands = next(block for block in blocks(ROOT / "README.md", "sh") if "mip install" in block)
