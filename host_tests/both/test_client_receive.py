@@ -1295,3 +1295,28 @@ def test_messages_waiting_at_disconnect_are_delivered_after_reconnect():
     poll_until(mqtt, lambda: len(acknowledged(broker)) == 2)
     assert seen == [b"1", b"2"]
     mqtt.disconnect()
+
+
+@pytest.mark.req("Q4", "R4")
+@pytest.mark.parametrize("qos", [1, 2])
+def test_first_message_comes_again_if_there_was_no_memory_for_its_object(qos):
+    broker, mqtt = connected()
+    broker.present = 1
+    got = []
+    mqtt.on_message = lambda message: got.append(message.payload)
+    load = mqtt.session.load_message
+
+    def no_memory():
+        mqtt.session.load_message = load
+        raise ConnectionLost("no memory for a received message")  # what it makes of a MemoryError
+
+    mqtt.session.load_message = no_memory
+    broker.give(publish(b"a", b"x", qos, 7))
+    if qos == 2:
+        poll_until(mqtt, lambda: broker.of(5))
+        broker.give(pubrel(7))
+    poll_until(mqtt, lambda: broker.connects == 2)
+    broker.give(pubrel(7) if qos == 2 else publish(b"a", b"x", 1, 7, dup=1))
+    poll_until(mqtt, lambda: acknowledged(broker) == [7])
+    assert got == [b"x"]
+    mqtt.disconnect()

@@ -1,12 +1,24 @@
 """The journal as a store, on a region in RAM: messages are read back in order, also after a restart."""
 
+import sys
+
 import pytest
 
 from flashmqtt.errors import UsageError
 from flashmqtt.flash.block import BlockRegion
 from flashmqtt.flash.ram import RamRegion
 from flashmqtt.journal.journal import Journal
+from flashmqtt.session.session import Session
 from tools.flashsim.nor import NorFlash
+
+if sys.implementation.name == "micropython":
+    from micropython import heap_lock, heap_unlock
+else:
+
+    def heap_lock():
+        """Do nothing: CPython has no such lock, but it runs the same steps."""
+
+    heap_unlock = heap_lock
 
 
 def content(journal, seq):
@@ -273,3 +285,30 @@ def test_message_abandoned_between_pieces_leaves_no_trace():
     journal.flush()
     journal = Journal(region)
     assert journal.next_seq == 5 and everything(journal) == [b"b" * n for n in range(1, 5)] and journal.damaged == 0
+
+
+@pytest.mark.req("S1", "R4")
+def test_message_in_pieces_is_committed_without_memory():
+    store = Journal(RamRegion(8))
+    store.begin(240)
+    store.extend(bytes(240), 240)
+    heap_lock()
+    try:
+        seq = store.commit()
+    finally:
+        heap_unlock()
+    assert seq == 1 and store.next_seq == 2
+
+
+@pytest.mark.req("R4")
+def test_held_message_is_discarded_without_memory():
+    store = Journal(RamRegion(8))
+    session = Session(store)
+    session.load_inbound()
+    store.hold(7, b"held", 4)
+    heap_lock()
+    try:
+        store.discard(7)
+    finally:
+        heap_unlock()
+    assert store.held() == []

@@ -66,8 +66,8 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     for name in ("landing", "out"):
         if not getattr(given, name):
             raise Failure(f"--{name} is missing: give it, or put it into the file of --config")
-    landing, out = Storage(given.landing), Storage(given.out)
-    if landing.local and out.local and Path(out.root).resolve().is_relative_to(Path(landing.root).resolve()):
+    is_local = "://" not in given.landing + given.out
+    if is_local and Path(given.out).resolve().is_relative_to(Path(given.landing).resolve()):
         raise Failure(f"--out {given.out} is in the landing {given.landing}: give a folder outside of it")
     if not all("=" in one for one in given.conf):
         raise Failure("--conf takes KEY=VALUE")

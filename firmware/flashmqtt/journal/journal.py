@@ -140,6 +140,9 @@ class Journal:
             from .pieces import Pieces
 
             part = self._pieces = self._pieces or Pieces(self)
+            # All at once, because this needs memory: a message that is complete must not lack it for `commit`.
+            for each in ("begin", "extend", "commit"):
+                setattr(self, each, getattr(part, each))
         elif "hold" in name or "held" in name or name == "discard":
             from .held import Held
 

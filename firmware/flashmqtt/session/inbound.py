@@ -53,6 +53,9 @@ class Inbound:
     def __init__(self, session: "Any") -> None:
         self._session = session
         self._store = session.store
+        # A journal loads and binds these when they are first read, which needs memory: now, not when a message is half-way.
+        for name in ("can_hold", "hold", "held_length", "read_held", "discard"):
+            getattr(session.store, name)
         self._handed = bytearray()  # the buffer for held messages, made when the first one is handed over
         self._piece = bytearray(_PIECE)
         self.held = len(session.store.held())  # their number
@@ -281,9 +284,9 @@ class Inbound:
             store.read_held(key, 0, buf, 0, length)
         except StoreCorrupt:
             return self._give_up(key, answer)
+        show(session.load_message(), buf, length)
         session.handed_id = key
         session.handed = answer
-        show(session.load_message(), buf, length)
         return _MESSAGE
 
     def _give_up(self, key: int, answer: "Any") -> "Any":

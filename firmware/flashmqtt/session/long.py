@@ -49,6 +49,8 @@ class Long:
 
     def __init__(self, session: "Any") -> None:
         self._session = session
+        for name in ("longest_hold", "hold_begin", "hold_extend", "hold_abandon"):  # as in `Inbound`
+            getattr(session.store, name)
         self._way = _NONE
         self.topic = ""
         self.key = 0

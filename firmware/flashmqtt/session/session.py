@@ -17,7 +17,7 @@ before an acknowledgement is sent. An acknowledgement is put only after its mess
 
 from flashmqtt.codec.encode import put_publish
 from flashmqtt.compat import TYPE_CHECKING, const, ticks_diff
-from flashmqtt.errors import ProtocolError, StoreCorrupt, StoreWorn, UsageError
+from flashmqtt.errors import ConnectionLost, ProtocolError, StoreCorrupt, StoreWorn, UsageError
 from flashmqtt.fast import raw_crc32
 from flashmqtt.output import Output
 
@@ -211,15 +211,21 @@ class Session:
             from .inbound import Inbound
 
             self.inbound = Inbound(self)
-            self.store.can_hold(1)
         return self.inbound
 
     def load_message(self) -> "Any":
-        """Return the received message's object; make it when it is first needed."""
-        if self.message is None:
-            from .message import Message
+        """Return the received message's object; make it when it is first needed.
 
-            self.message = Message()
+        Raises:
+            ConnectionLost: there is no memory. The packet is already consumed, so the broker must send it again.
+        """
+        if self.message is None:
+            try:
+                from .message import Message
+
+                self.message = Message()
+            except MemoryError:
+                raise ConnectionLost("no memory for a received message")
         return self.message
 
     def load_long(self) -> "Any":
