@@ -347,6 +347,8 @@ def clone_journal(journal, region):
     """Return a copy of a mounted journal on a copy of its region."""
     other = object.__new__(type(journal))
     for name, value in journal.__dict__.items():
+        if getattr(getattr(value, "__self__", None), "_journal", None) is journal:
+            continue  # a method of a part, which the copy finds again in its own part
         if isinstance(value, (bytearray, array)):
             value = value[:]
         elif isinstance(value, list):
