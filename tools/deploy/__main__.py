@@ -451,9 +451,8 @@ def wait_for_delivery(link: Link, started: float, timeout_s: float) -> None:
                 "delivered", f"message {' '.join(words[1:])}, {time.monotonic() - started:.1f} s after the reset"
             )
             return
-        elif words[:1] == ["status"] and _all_delivered(
-            _numbers(words), before
-        ):  # it was delivered before the port was open again
+        elif words[:1] == ["status"] and _all_delivered(_numbers(words), before):
+            # It was delivered before the port was open again.
             report_line(
                 "delivered", f"everything stored, {time.monotonic() - started:.1f} s after the reset at the latest"
             )
