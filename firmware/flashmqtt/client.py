@@ -71,7 +71,7 @@ _isinstance = isinstance
 _str = str
 _bytes = bytes
 _IPOLL = hasattr(_poll(), "ipoll")
-# The longest wait between two calls of `feed`; and the longest run of `_work` when the broker sends without a pause.
+# The longest wait between two calls of `feed`; and the longest time that `poll` works when the broker sends without a pause.
 _SLICE_MS = const(200)
 _REFUSALS = const(64)  # how many codes of refused messages are kept
 _READ_DELAY_MS = const(10)  # how long `publish` delays reading, so that acknowledgements are handled in batches
@@ -492,7 +492,7 @@ class Client:
                 return handle
         finally:
             session.busy = False
-        self._work()
+        self.poll(None)
         return handle
 
     def _publish(self, topic: "Any", payload: "Any", qos: int, retain: bool, properties: "Any", now_ms: int) -> int:
@@ -612,37 +612,65 @@ class Client:
         link = self.link
         deadline = self._deadline(timeout_s)
         if not link.handling:
-            self._work()
+            self.poll(None)
             while link.is_open() and asked.result() is None:
                 self._wait_step(deadline, "no answer to SUBSCRIBE or UNSUBSCRIBE")
         return asked.granted()
 
-    def poll(self, timeout_ms: int = 0) -> int:
+    def poll(self, timeout_ms: "int | None" = 0) -> int:
         """Do all pending work; wait up to timeout_ms for the first message; return how many messages were handled.
 
-        Without `on_error`, this raises what a handler raised. The class describes what happens to the message.
+        Without `on_error`, this raises what a handler raised. The class describes what happens to the message. None: do not wait,
+        and leave what a handler raised to the next call.
         """
-        if timeout_ms <= 0:
-            handled = self._work()
-            if self.errors:
-                self._raise()
-            return handled
-        deadline = ticks_add(ticks_ms(), timeout_ms)
         link = self.link
-        # All received bytes were read: wait for the socket, unless received messages wait for a handler.
-        waiting = self.session.waiting
-        if link.drained and not (link.handling or self._output.end or (waiting and waiting.entries)):
-            left = link.wait_ms - ticks_diff(ticks_ms(), link.stepped_ms)
-            if left > 0 and not self.errors:
-                self._wait(left if left < timeout_ms else timeout_ms)
+        session = self.session
+        deadline = 0
+        if timeout_ms and timeout_ms > 0:
+            deadline = ticks_add(ticks_ms(), timeout_ms)
+            # All received bytes were read: wait for the socket, unless received messages wait for a handler.
+            if link.drained and not (
+                link.handling or self._output.end or (session.waiting and session.waiting.entries)
+            ):
+                left = link.wait_ms - ticks_diff(ticks_ms(), link.stepped_ms)
+                if left > 0 and not self.errors:
+                    self._wait(left if left < timeout_ms else timeout_ms)
         while True:
-            handled = self._work()
-            if self.errors:
+            if link.handling:
+                self._refuse(False)
+            if session.busy:  # before the `try`: the call that this one interrupts stays busy
+                session.interrupted()
+            begin_ms = now_ms = ticks_ms()
+            handled = 0
+            if session.waiting and session.waiting.entries:
+                handled = session.waiting.serve(now_ms)
+            try:
+                while True:
+                    event = self._step(now_ms)
+                    if event == NOTHING:
+                        if link.wait_ms > 0 or not link.sock or ticks_diff(now_ms, begin_ms) >= _SLICE_MS:
+                            break
+                    elif event == MESSAGE:
+                        if self._dispatch():
+                            handled += 1
+                    elif event == DELIVERED:
+                        self.call(self.on_delivered, session.handle)
+                    else:
+                        self._report(event)
+                    now_ms = ticks_ms()
+            except BaseException as error:
+                link.handling = False
+                if self._finished < 0:
+                    link.ended(error, now_ms)
+                else:
+                    handled += 1
+                    self._handler_failed(error)
+            if self.errors and timeout_ms is not None:
                 self._raise()
-            if handled:
+            if handled or not timeout_ms:
                 return handled
             left = ticks_diff(deadline, ticks_ms())
-            if left <= 0:
+            if timeout_ms < 0 or left <= 0:
                 return 0
             self._wait(left)
 
@@ -656,41 +684,6 @@ class Client:
         self.call(self.on_disconnect, reported[0])
         if len(reported) > 1:
             self.call(self.on_connect, reported[1])
-
-    def _work(self) -> "Any":
-        """Handle events without waiting, for a limited time; return how many of them were messages."""
-        link = self.link
-        session = self.session
-        if link.handling:
-            self._refuse(False)  # an import here would add a local: a frame over 11 words is allocated on the heap
-        if session.busy:  # before the `try`: the call that this one interrupts stays busy
-            session.interrupted()
-        begin_ms = now_ms = ticks_ms()
-        handled = 0
-        if session.waiting and session.waiting.entries:
-            handled = session.waiting.serve(now_ms)
-        try:
-            while True:
-                event = self._step(now_ms)
-                if event == NOTHING:
-                    if link.wait_ms > 0 or not link.sock or ticks_diff(now_ms, begin_ms) >= _SLICE_MS:
-                        break
-                elif event == MESSAGE:
-                    if self._dispatch():
-                        handled += 1
-                elif event == DELIVERED:
-                    self.call(self.on_delivered, session.handle)
-                else:
-                    self._report(event)
-                now_ms = ticks_ms()
-        except BaseException as error:
-            link.handling = False
-            if self._finished < 0:
-                link.ended(error, now_ms)
-            else:
-                handled += 1
-                self._handler_failed(error)
-        return handled
 
     def _report(self, event: "Any") -> None:
         """Call the handler of a less frequent event."""
@@ -832,7 +825,7 @@ class Client:
             self._wait(left)
         elif what:
             self._left(deadline, what)
-        self._work()
+        self.poll(None)
 
     def _wait(self, left_ms: int) -> None:
         """Wait until the socket is ready, the link has something to do, or the time is over."""

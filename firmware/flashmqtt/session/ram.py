@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
 _FINISHED = const(1)
 _MARKED = const(2)
-_SPARES = const(8)
 _SPARE_BYTES = const(2048)  # a longer body is not kept
 
 _len = len  # a board needs 5 us longer to find a builtin than to find a global
@@ -38,6 +37,10 @@ class RamStore:
     boot = 1
     dropped = damaged = 0
     on_drop = None
+    # Few programs set these. In a full table of attributes, MicroPython compares all names before it looks into the class.
+    _pieces: "Any" = None
+    _begun: "Any" = None  # a held message that comes in pieces: its key, its body
+    _begun_done = 0
 
     def __init__(self, limit: int = 100, hold_limit: int = 40, longest: int = 32768) -> None:
         self.limit = limit
@@ -48,14 +51,10 @@ class RamStore:
         self._bodies: "list[Any]" = [None] * limit  # by seq % limit; not shorter than the message
         self._lengths = [0] * limit
         self._flags = bytearray(32)  # by seq & 31, of the messages from `low` on
-        self._spares: "list[Any]" = [None] * _SPARES  # bodies of finished messages
-        self._spare_count = 0
+        self._spares: "list[Any]" = [None] * 8  # bodies of finished messages, by seq & 7, and of discarded ones, by key & 7
         self._keys: "list[int]" = []  # of held messages, oldest first
         self._held: "list[Any]" = []
         self._held_lengths: "list[int]" = []
-        self._pieces = bytearray()
-        self._begun: "Any" = None  # a held message that comes in pieces: its key, its body
-        self._begun_done = 0
 
     # --- outgoing ---
 
@@ -69,24 +68,17 @@ class RamStore:
         limit = self.limit
         if seq - self.low >= limit:
             raise StoreFull("%d messages wait: deliver some, or raise limit" % limit)
-        self._bodies[seq % limit] = self._copy(buf, length)
-        self._lengths[seq % limit] = length
-        self.next_seq = seq + 1
-        return seq
-
-    def _copy(self, buf: "bytes | bytearray | memoryview", length: int) -> "Any":
-        """Return a body with these bytes; use a spare one if it is long enough."""
-        n = self._spare_count
-        body = None
         if length > _len(buf):
             raise UsageError("%d bytes of %d" % (length, len(buf)))
-        if n:
-            self._spare_count = n = n - 1
-            body = self._spares[n]
+        body = self._spares[seq & 7]
+        self._spares[seq & 7] = None
         if body is None or _len(body) < length:
             body = bytearray(length)
         raw_copy(body, buf, length, 0, 0)
-        return body
+        self._bodies[seq % limit] = body
+        self._lengths[seq % limit] = length
+        self.next_seq = seq + 1
+        return seq
 
     def begin(self, length: int) -> bool:
         """Begin a message that comes in pieces; check here that there is room for all of it.
@@ -123,10 +115,8 @@ class RamStore:
         body = self._bodies[at]
         if body is not None:
             self._bodies[at] = None
-            n = self._spare_count
-            if n < _SPARES and _len(body) <= _SPARE_BYTES:
-                self._spares[n] = body
-                self._spare_count = n + 1
+            if _len(body) <= _SPARE_BYTES:
+                self._spares[seq & 7] = body
         flags = self._flags
         low = self.low
         if seq != low:
@@ -169,7 +159,12 @@ class RamStore:
         """
         if len(self._keys) >= self.hold_limit:
             raise StoreFull("%d messages are held, which is the limit" % self.hold_limit)
-        self._held.append(self._copy(buf, length))
+        body = self._spares[key & 7]
+        self._spares[key & 7] = None
+        if body is None or len(body) < length:
+            body = bytearray(length)
+        copy(body, 0, buf, 0, length)
+        self._held.append(body)
         self._held_lengths.append(length)
         self._keys.append(key)
 
@@ -225,9 +220,8 @@ class RamStore:
         self._keys.pop(at)
         self._held_lengths.pop(at)
         body = self._held.pop(at)
-        if self._spare_count < _SPARES and len(body) <= _SPARE_BYTES:
-            self._spares[self._spare_count] = body
-            self._spare_count += 1
+        if len(body) <= _SPARE_BYTES:
+            self._spares[key & 7] = body
 
     # --- the note, and durability ---
 
@@ -235,7 +229,5 @@ class RamStore:
         """Set `note` to these 12 bytes."""
         self.note = bytes(note)
 
-    def sync(self) -> None:
-        """Do nothing: RAM is not durable."""
-
-    flush = idle = close = sync
+    # RAM is not durable: nothing to do. (On a board, the call of a builtin costs less than that of an empty function.)
+    sync = flush = idle = close = bool
