@@ -627,12 +627,13 @@ class Client:
         session = self.session
         deadline = 0
         if timeout_ms and timeout_ms > 0:
-            deadline = ticks_add(ticks_ms(), timeout_ms)
+            begin_ms = ticks_ms()
+            deadline = ticks_add(begin_ms, timeout_ms)
             # All received bytes were read: wait for the socket, unless received messages wait for a handler.
             if link.drained and not (
                 link.handling or self._output.end or (session.waiting and session.waiting.entries)
             ):
-                left = link.wait_ms - ticks_diff(ticks_ms(), link.stepped_ms)
+                left = link.wait_ms - ticks_diff(begin_ms, link.stepped_ms)
                 if left > 0 and not self.errors:
                     self._wait(left if left < timeout_ms else timeout_ms)
         while True:

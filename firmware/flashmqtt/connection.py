@@ -276,7 +276,11 @@ class Connection:
             if kind == _PUBLISH and decoder.qos < 2:
                 if session.unsynced:
                     session.sync()  # the last message must not be handed over again if this one's handler resets the board
-                self._show(decoder)
+                if decoder.moved or decoder.qos != session.message.qos or session.chunks:
+                    self._show(decoder)
+                else:  # all but the packet id is as in the last PUBLISH
+                    session.handed_id = decoder.packet_id
+                    session.handed = _PUBACK if decoder.qos else 0
                 if session.waiting is None or not session.waiting.is_duplicate():
                     return MESSAGE
             elif kind == _PUBACK or kind == _PUBCOMP or kind == _PUBREC:

@@ -6,6 +6,8 @@ durable if a packet depends on it: a PUBACK or PUBREC states that a message is s
 that the held message is discarded [MQTT-4.3.2-1] [MQTT-4.3.3-1]. This module knows no socket, no flow and no packets in flight.
 """
 
+from struct import pack_into
+
 from .codec.encode import put_ack, put_publish
 from .codec.quick import put_message
 from .compat import TYPE_CHECKING
@@ -83,11 +85,7 @@ class Output:
         """Put a PUBACK: the fast path of `put_ack`."""
         self._promised = True
         end = self.end
-        buf = self.buf
-        buf[end] = 0x40
-        buf[end + 1] = 2
-        buf[end + 2] = packet_id >> 8
-        buf[end + 3] = packet_id & 255
+        pack_into(">HH", self.buf, end, 0x4002, packet_id)
         self.end = end + 4
 
     def put_copy(self, buf: "Any", n: int) -> None:

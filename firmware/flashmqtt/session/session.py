@@ -756,22 +756,20 @@ class Session:
 
         Below QoS 2 the packet id and DUP do not identify a duplicate [MQTT-3.3.1-3]; 5: [MQTT-4.3.2-5].
         """
-        message = self.message
-        if packet.moved or message.buffer is not packet.buffer:  # usually all is as in the last PUBLISH
-            message = self.load_message()
-            message.buffer = message.topic_buffer = packet.buffer
-            message.topic_start = packet.topic_start
-            message.topic_end = packet.topic_end
-            message.payload_start = packet.payload_start
-            message.payload_end = packet.payload_end
-            message.properties_start = packet.properties_start
-            message.properties_end = packet.properties_end
-            message.qos = packet.qos
-            message.retain = packet.retain
-            message.dup = packet.dup
-            if packet.topic_alias:
-                self.five.resolve(packet, message)
-            packet.moved = False  # last: Ctrl-C may end this half-way
+        message = self.load_message()
+        message.buffer = message.topic_buffer = packet.buffer
+        message.topic_start = packet.topic_start
+        message.topic_end = packet.topic_end
+        message.payload_start = packet.payload_start
+        message.payload_end = packet.payload_end
+        message.properties_start = packet.properties_start
+        message.properties_end = packet.properties_end
+        message.qos = packet.qos
+        message.retain = packet.retain
+        message.dup = packet.dup
+        if packet.topic_alias:
+            self.five.resolve(packet, message)
+        packet.moved = False  # last: Ctrl-C may end this half-way
         self.handed_id = packet.packet_id
         self.handed = _PUBACK if packet.qos else 0
         if self.chunks:
