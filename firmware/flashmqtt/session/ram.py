@@ -51,7 +51,8 @@ class RamStore:
         self._bodies: "list[Any]" = [None] * limit  # by seq % limit; not shorter than the message
         self._lengths = [0] * limit
         self._flags = bytearray(32)  # by seq & 31, of the messages from `low` on
-        self._spares: "list[Any]" = [None] * 8  # bodies of finished messages, by seq & 7, and of discarded ones, by key & 7
+        # Bodies of finished messages, by `seq & 7`, and of discarded held ones, by `key & 7`.
+        self._spares: "list[Any]" = [None] * 8
         self._keys: "list[int]" = []  # of held messages, oldest first
         self._held: "list[Any]" = []
         self._held_lengths: "list[int]" = []
