@@ -408,6 +408,31 @@ def test_handler_error_is_not_raised_from_publish():
     mqtt.disconnect()
 
 
+@pytest.mark.req("Q1", "R4")
+@pytest.mark.parametrize("raising", [0, -1, 1])
+def test_poll_with_none_leaves_the_errors_of_handlers_to_the_next_poll_with_a_time(raising):
+    broker, mqtt = connected()
+
+    def fail(message):
+        raise ValueError(message.payload)
+
+    mqtt.on_message = fail
+    for payload in (b"first", b"second"):
+        broker.give(publish(b"a", payload))
+        begin = ticks_ms()
+        while not mqtt.errors or mqtt.errors[-1].args != (payload,):
+            assert ticks_diff(ticks_ms(), begin) < 30000
+            assert mqtt.poll(None) in (0, 1)
+            broker()
+    for payload in (b"first", b"second"):
+        assert mqtt.poll(None) == 0
+        with pytest.raises(ValueError) as raised:
+            mqtt.poll(raising)
+        assert raised.value.args == (payload,)
+    assert mqtt.poll(raising) == 0 and mqtt.failed == 2 and mqtt.connected
+    mqtt.disconnect()
+
+
 @pytest.mark.req("R4")
 def test_callback_errors_are_reported_and_keep_the_connection():
     broker, mqtt = connected()
