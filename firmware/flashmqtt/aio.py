@@ -18,7 +18,7 @@ from .client import COROUTINE, is_async, octets
 from .client import Client as _Blocking
 from .compat import TYPE_CHECKING, const, ticks_diff, ticks_ms
 from .connection import DELIVERED, DISCONNECTED, MESSAGE, NOTHING, OPEN
-from .errors import ConnectionLost, DeadlineExpired, FlashMqttError
+from .errors import ConnectionLost, DeadlineExpired, FlashMqttError, InvalidTopic
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -301,18 +301,23 @@ class Client:
         Args:
             topic, payload, qos, retain, properties: as for the blocking client's `publish`, with the same errors.
         """
-        topic = octets(topic)
-        payload = octets(payload)
+        topic = octets(topic, "topic")
+        payload = octets(payload, "payload")
         session = self.session
         handle = 0
         if properties:
             from .session.pieces import packed
 
             properties = packed(session.level, properties)  # type: ignore[assignment]
-        if qos:
-            handle = session.publish(topic, payload, qos, retain, properties)
-        elif self.connection.state == OPEN and not session.put_unstored(topic, payload, retain, properties):
-            await self._send(topic, payload, retain, properties)
+        try:
+            if qos:
+                handle = session.publish(topic, payload, qos, retain, properties)
+            elif self.connection.state == OPEN and not session.put_unstored(topic, payload, retain, properties):
+                await self._send(topic, payload, retain, properties)
+        except InvalidTopic:
+            from .arguments import refuse_topic
+
+            refuse_topic(topic, False)
         self.link.flush(ticks_ms())
         await _sleep_ms(0)
         return handle

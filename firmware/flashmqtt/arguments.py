@@ -1,26 +1,69 @@
 """Rarely used parts of the clients: errors for invalid arguments, and computed attributes. Loaded when first needed."""
 
 from .compat import TYPE_CHECKING
-from .errors import UsageError
+from .errors import InvalidTopic, UsageError
 
 if TYPE_CHECKING:
     from typing import Any  # noqa: TID251
 
+# The numbers among a client's arguments, as its constructor checks them.
+_NUMBERS = "port keep_alive_s window buffer_bytes timeout_s response_s refuse_after waiting unclaimed_s attempts"
 
-def check_octets(text: str) -> None:
-    """Check that a payload or topic is a memoryview of bytes.
+
+def check_octets(text: "Any", name: str) -> None:
+    """Check that an argument with this name is a memoryview of bytes.
 
     Raises:
         UsageError: it is something else. The program must convert a number to text itself, because only the program knows the
             number of digits: a board's float has seven.
     """
     if not isinstance(text, memoryview) or getattr(text, "itemsize", 1) != 1:
-        raise UsageError("%s: give str, bytes, bytearray or a memoryview of bytes" % type(text).__name__)
+        remedy = ": convert it first, such as with str()" if isinstance(text, (int, float)) else ""
+        raise UsageError("%s must be str or bytes, not %s%s" % (name, type(text).__name__, remedy))
 
 
-def refuse_number(value: object) -> None:
-    """Refuse an argument that must be a number."""
-    raise UsageError("%r: a number is needed" % (value,))
+def refuse_topic(topic: "Any", is_filter: bool) -> None:
+    """Refuse a topic name or a topic filter; say why."""
+    topic = topic.encode() if isinstance(topic, str) else bytes(topic)
+    n = len(topic)
+    reason = "not UTF-8"
+    if not n:
+        reason = "empty"
+    elif n > 65535:
+        reason = "%d bytes, at most 65535" % n
+    elif b"\0" in topic:
+        reason = "U+0000 at byte %d" % topic.find(b"\0")
+    elif not is_filter:
+        for wildcard in "#+":
+            if wildcard.encode() in topic:
+                reason = wildcard + " is a wildcard, which only a subscription may have"
+    else:
+        levels = topic.split(b"/")
+        for level in levels:
+            if b"+" in level and level != b"+":
+                reason = "+ must be a whole level"
+        if b"#" in topic and (levels[-1] != b"#" or topic.find(b"#") != n - 1):
+            reason = "# must be the last level, alone"
+        if levels[0] == b"$share" and (
+            len(levels) < 3 or not levels[1] or b"+" in levels[1] or b"#" in levels[1] or levels[2:] == [b""]
+        ):
+            reason = "a shared subscription is $share/NAME/FILTER, NAME without wildcards"
+    raise InvalidTopic("not a topic %s: %r: %s" % ("filter" if is_filter else "name", topic[:40], reason))
+
+
+def refuse_number(values: "tuple[Any, ...]") -> None:
+    """Refuse the first of a client's numbers that is none."""
+    for name, value in zip(_NUMBERS.split(), values):
+        if not isinstance(value, (int, float)):
+            raise UsageError("%s %r: a number is needed" % (name, value))
+
+
+def refuse_handle(session: "Any", handle: object) -> None:
+    """Refuse what `publish` never returned."""
+    if type(handle) is not int:
+        raise UsageError("handle %r: give the number that publish returned" % (handle,))
+    last = session.store.next_seq - 1
+    raise UsageError("handle %d: no message has this number; the last one has %d" % (handle, last))
 
 
 def refuse_client(

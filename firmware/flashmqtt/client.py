@@ -30,6 +30,7 @@ from .errors import (
     ConnectionLost,
     DeadlineExpired,
     FlashMqttError,
+    InvalidTopic,
     Refused,
     StoreWorn,
 )
@@ -257,7 +258,7 @@ class Client:
             if not _isinstance(number, (int, float)):
                 from .arguments import refuse_number
 
-                refuse_number(number)
+                refuse_number(numbers)
         keeps = unclaimed == "keep"
         if (
             attempts < 1
@@ -286,10 +287,10 @@ class Client:
                 from .arguments import refuse_will
 
                 refuse_will(will)
-            will = (octets(will[0]), octets(will[1]), will[2], will[3])
-        client_id = octets(client_id)
-        user = None if user is None else octets(user)
-        password = None if password is None else octets(password)
+            will = (octets(will[0], "will"), octets(will[1], "will"), will[2], will[3])
+        client_id = octets(client_id, "client_id")
+        user = None if user is None else octets(user, "user")
+        password = None if password is None else octets(password, "password")
         # What CONNECT can't hold is an error here, not only at the first attempt to connect.
         put_connect(
             self.session.scratch,
@@ -314,7 +315,7 @@ class Client:
             clean,
             five,
             chunks,
-            b"%s:%d" % (octets(host), port),
+            b"%s:%d" % (octets(host, "host"), port),
         )
         self.connection.owner = self
         self.link = Link(self.connection, host, port, backoff or Backoff(), tls, server_name, int(timeout_s * 1000))
@@ -465,7 +466,7 @@ class Client:
             # Fast path: this topic was checked and encoded by the last call.
             if topic is self._topic and not properties:
                 if not _isinstance(payload, _bytes):
-                    payload = payload.encode() if _isinstance(payload, _str) else octets(payload)  # type: ignore[union-attr]
+                    payload = payload.encode() if _isinstance(payload, _str) else octets(payload, "payload")  # type: ignore[union-attr]
                 if not qos:
                     n = 0 if session.suspect else self._put_again(self._topic_bytes, payload, retain)
                 elif qos == 1 or qos == session.max_qos:
@@ -499,21 +500,26 @@ class Client:
         """Check everything; store the message, or at QoS 0 put it into the output."""
         session = self.session
         self._topic = _ABSENT
-        encoded = octets(topic)
-        payload = octets(payload)
+        encoded = octets(topic, "topic")
+        payload = octets(payload, "payload")
         handle = 0
         if properties:
             from .session.pieces import packed
 
             properties = packed(session.level, properties)
-        if qos:
-            handle = session.store_message(encoded, payload, qos, retain, properties, now_ms)
-        elif self.connection.state != OPEN:
-            return 0
-        elif not session.put_unstored(encoded, payload, retain, properties):
-            from .sending import send
+        try:
+            if qos:
+                handle = session.store_message(encoded, payload, qos, retain, properties, now_ms)
+            elif self.connection.state != OPEN:
+                return 0
+            elif not session.put_unstored(encoded, payload, retain, properties):
+                from .sending import send
 
-            send(self, encoded, payload, retain, properties)
+                send(self, encoded, payload, retain, properties)
+        except InvalidTopic:
+            from .arguments import refuse_topic
+
+            refuse_topic(encoded, False)
         if session.level != _LEVEL_5 and not isinstance(topic, (bytearray, memoryview)):
             self._topic_bytes = encoded
             self._topic = topic  # valid and immutable
@@ -581,7 +587,7 @@ class Client:
         from .session.subscriptions import want
 
         if not isinstance(filter_, (list, tuple)):
-            filter_ = octets(filter_)
+            filter_ = octets(filter_, "filter_")
         return want(self.session, filter_, qos, handler, properties)
 
     def unsubscribe(
@@ -856,16 +862,16 @@ class Client:
             self._poller.poll(wait)
 
 
-def octets(text: "Any") -> "Any":
+def octets(text: "Any", name: str) -> "Any":
     """Return the bytes of a str, or a bytes, bytearray or memoryview (of bytes) as it is.
 
     Raises:
-        UsageError: it is something else.
+        UsageError: it is something else; the text has the argument's name.
     """
     if isinstance(text, str):
         return text.encode()
     if not isinstance(text, (bytes, bytearray)):
         from .arguments import check_octets
 
-        check_octets(text)
+        check_octets(text, name)
     return text

@@ -125,7 +125,7 @@ class MQTTClient:
             topic, msg: str or bytes.
             retain, qos: as for `publish`.
         """
-        self._will = (octets(topic), octets(msg), qos, retain)
+        self._will = (octets(topic, "topic"), octets(msg, "msg"), qos, retain)
 
     def connect(self, clean_session: bool = True, timeout: "float | None" = None) -> int:
         """Connect; return 1 if the broker still has the session, else 0.
@@ -141,8 +141,8 @@ class MQTTClient:
         if client is None:
             client = self._client = self._make()
         connection = client.connection
-        connection.user = octets(self.user) if self.user else None
-        connection.password = octets(self.pswd) if self.user and self.pswd is not None else None
+        connection.user = octets(self.user, "user") if self.user else None
+        connection.password = octets(self.pswd, "password") if self.user and self.pswd is not None else None
         connection.keep_alive_s = self.keepalive
         connection.will = self._will
         connection.clean = bool(clean_session)

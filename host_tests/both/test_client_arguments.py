@@ -296,3 +296,108 @@ def test_bool_is_refused_as_qos():
     with pytest.raises(UsageError):
         mqtt.publish("a", b"x", True)  # umqtt's third argument is `retain`
     assert mqtt.pending == 0
+
+
+@pytest.mark.req("W9")
+@pytest.mark.parametrize(
+    "topic,reason",
+    [
+        ("", "b'': empty"),
+        ("a" * 65536, "65536 bytes, at most 65535"),
+        ("a/#", "b'a/#': # is a wildcard, which only a subscription may have"),
+        ("a/+/b", "b'a/+/b': + is a wildcard, which only a subscription may have"),
+        ("a\0b", "b'a\\x00b': U+0000 at byte 1"),
+        (b"a\xffb", "b'a\\xffb': not UTF-8"),
+    ],
+)
+def test_refused_topic_name_is_named_with_the_reason(topic, reason):
+    for level in (4, 5):
+        mqtt = client(level=level)
+        for properties in (None, {USER_PROPERTY: ("a", "b")}) if level == 5 else (None,):
+            with pytest.raises(InvalidTopic) as caught:
+                mqtt.publish(topic, b"x", 1, properties=properties)
+            assert str(caught.value).startswith("not a topic name: ") and reason in str(caught.value)
+
+
+@pytest.mark.req("W9", "W11")
+@pytest.mark.parametrize(
+    "filter_,reason",
+    [
+        ("", "b'': empty"),
+        ("a" * 65536, "65536 bytes, at most 65535"),
+        ("a/#/b", "b'a/#/b': # must be the last level, alone"),
+        ("a#", "b'a#': # must be the last level, alone"),
+        ("a+/b", "b'a+/b': + must be a whole level"),
+        ("a\0b", "b'a\\x00b': U+0000 at byte 1"),
+        (b"a\xffb", "b'a\\xffb': not UTF-8"),
+        ("$share/x", "b'$share/x': a shared subscription is $share/NAME/FILTER, NAME without wildcards"),
+        ("$share/+/a", "a shared subscription is $share/NAME/FILTER"),
+        ("$share/x/a#", "# must be the last level, alone"),
+    ],
+)
+def test_refused_topic_filter_is_named_with_the_reason(filter_, reason):
+    for call in (client().subscribe, client().unsubscribe):
+        for given in (filter_, [filter_]):
+            with pytest.raises(InvalidTopic) as caught:
+                call(given)
+            assert str(caught.value).startswith("not a topic filter: ") and reason in str(caught.value)
+
+
+@pytest.mark.req("W7", "W10")
+@pytest.mark.parametrize("wrong", [None, 5, 1.5, [1], {1: 2}, object(), array("i", [1])])
+def test_error_for_an_argument_that_is_not_text_names_the_argument(wrong):
+    text = "must be str or bytes, not %s" % type(wrong).__name__
+    mqtt = client()
+    for name in ("host", "client_id", "user", "password"):
+        if wrong is not None or name == "client_id":
+            options = {"host": "127.0.0.1", "client_id": "me", "user": "me"}
+            options[name] = wrong
+            with pytest.raises(UsageError) as caught:
+                Client(**options)
+            assert str(caught.value).startswith("%s %s" % (name, text))
+    calls = [
+        ("topic", lambda: mqtt.publish(wrong, b"x", 1)),
+        ("payload", lambda: mqtt.publish("a", wrong, 1)),
+        ("will", lambda: client(will=(wrong, b"x", 0, False))),
+        ("will", lambda: client(will=("a", wrong, 0, False))),
+    ]
+    if wrong != [1]:  # a list of filters
+        for filter_ in (wrong, ["a", wrong]):
+            calls.append(("filter_", lambda filter_=filter_: mqtt.subscribe(filter_)))
+            calls.append(("filter_", lambda filter_=filter_: mqtt.unsubscribe(filter_)))
+    for name, call in calls:
+        with pytest.raises(UsageError) as caught:
+            call()
+        assert str(caught.value).startswith("%s %s" % (name, text))
+
+
+@pytest.mark.req("W7")
+def test_error_for_a_number_as_payload_says_what_to_do():
+    with pytest.raises(UsageError) as caught:
+        client().publish("a", 21.5, 1)
+    assert str(caught.value) == "payload must be str or bytes, not float: convert it first, such as with str()"
+
+
+@pytest.mark.req("W10")
+@pytest.mark.parametrize(
+    "name",
+    [
+        "port",
+        "keep_alive_s",
+        "window",
+        "buffer_bytes",
+        "timeout_s",
+        "response_s",
+        "refuse_after",
+        "waiting",
+        "unclaimed_s",
+        "attempts",
+    ],
+)
+def test_error_for_an_argument_that_is_not_a_number_names_the_argument(name):
+    for wrong in ("5", None, [5]):
+        options = {"host": "127.0.0.1", "client_id": "me"}
+        options[name] = wrong
+        with pytest.raises(UsageError) as caught:
+            Client(**options)
+        assert str(caught.value) == "%s %r: a number is needed" % (name, wrong)

@@ -3,8 +3,6 @@
 It knows no packets and no subscription options. `matches` allocates nothing, so that a dispatcher may call it for every message.
 """
 
-from flashmqtt.errors import InvalidTopic
-
 from .utf8 import text_kind
 
 _SLASH = 0x2F
@@ -23,7 +21,9 @@ def check_topic(topic: "bytes | bytearray | memoryview") -> None:
     """
     n = len(topic)
     if not 0 < n < 65536 or text_kind(topic, 0, n):
-        raise InvalidTopic("not a topic name: %r" % bytes(topic[:40]))
+        from flashmqtt.arguments import refuse_topic
+
+        refuse_topic(topic, False)
 
 
 def check_filter(filter_: "bytes | bytearray | memoryview") -> None:
@@ -36,7 +36,9 @@ def check_filter(filter_: "bytes | bytearray | memoryview") -> None:
     n = len(filter_)
     kind = text_kind(filter_, 0, n) if 0 < n < 65536 and not isinstance(filter_, str) else -1
     if kind < 0 or not _is_filter(filter_, _share_end(filter_), n, kind):
-        raise InvalidTopic("not a topic filter: %r" % (filter_[:40],))
+        from flashmqtt.arguments import refuse_topic
+
+        refuse_topic(filter_, True)
 
 
 def _is_filter(filter_: "bytes | bytearray | memoryview", start: int, n: int, wild: int) -> bool:

@@ -84,5 +84,5 @@ def _octets(text: "Any") -> "Any":
     if not isinstance(text, (bytes, bytearray)):
         from flashmqtt.arguments import check_octets
 
-        check_octets(text)
+        check_octets(text, "filter_")
     return text
