@@ -67,11 +67,22 @@ def refuse_handle(session: "Any", handle: object) -> None:
 
 
 def refuse_client(
-    host: "Any", port: "Any", timeout_s: "Any", unclaimed: object, waiting: "Any", attempts: "Any"
+    host: "Any",
+    port: "Any",
+    timeout_s: "Any",
+    unclaimed: object,
+    waiting: "Any",
+    attempts: "Any",
+    store: object,
+    tls: object,
 ) -> None:
     """Refuse the first of a client's arguments that is invalid."""
     if not host:
         text = "no host"
+    elif store is not None and not hasattr(store, "next_seq"):
+        text = "store %r: a Journal or a RamStore is needed, or None" % (store,)
+    elif tls and not hasattr(tls, "wrap_socket"):
+        text = "tls %r: an SSLContext is needed, as flashmqtt.tls.context(ca=...) makes it" % (tls,)
     elif not 0 < port < 65536:
         text = "port %r: 1 to 65535" % port
     elif timeout_s <= 0:

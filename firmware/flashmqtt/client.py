@@ -265,10 +265,12 @@ class Client:
             or waiting < 1
             or timeout_s <= 0
             or not (0 < port < 65536 and host and (keeps or unclaimed == "drop"))
+            or (store is not None and not hasattr(store, "next_seq"))
+            or (tls and not hasattr(tls, "wrap_socket"))
         ):
             from .arguments import refuse_client
 
-            refuse_client(host, port, timeout_s, unclaimed, waiting, attempts)
+            refuse_client(host, port, timeout_s, unclaimed, waiting, attempts, store, tls)
         if store is None:
             from .session.ram import RamStore
 

@@ -401,3 +401,19 @@ def test_error_for_an_argument_that_is_not_a_number_names_the_argument(name):
         with pytest.raises(UsageError) as caught:
             Client(**options)
         assert str(caught.value) == "%s %r: a number is needed" % (name, wrong)
+
+
+@pytest.mark.req("S6", "W10")
+@pytest.mark.parametrize(
+    "options,text",
+    [
+        ({"store": "x"}, "store 'x': a Journal or a RamStore is needed, or None"),
+        ({"store": []}, "store []: a Journal or a RamStore is needed, or None"),
+        ({"tls": True}, "tls True: an SSLContext is needed, as flashmqtt.tls.context(ca=...) makes it"),
+        ({"tls": "ca.pem"}, "tls 'ca.pem': an SSLContext is needed, as flashmqtt.tls.context(ca=...) makes it"),
+    ],
+)
+def test_store_and_tls_of_a_wrong_type_are_refused_with_what_is_needed(options, text):
+    with pytest.raises(UsageError) as caught:
+        client(**options)
+    assert str(caught.value) == text
