@@ -340,6 +340,7 @@ class Client:
 
         Raises:
             Refused: the broker refused the message. DeadlineExpired: not acknowledged within timeout_s.
+            UsageError: no message has this handle.
         """
         blocking = self._blocking
         await self._until(lambda: blocking.delivered(handle) or self.session.is_done(handle), timeout_s or 0)

@@ -535,11 +535,16 @@ class Client:
         also for an old message that was delivered between undelivered ones, if there were more than 32 of these since the reboot.
 
         Raises:
-            Refused: the broker refused the message.
+            Refused: the broker refused the message. UsageError: no message has this handle.
         """
+        session = self.session
+        if type(handle) is not int or handle >= session.store.next_seq:
+            from .arguments import refuse_handle
+
+            refuse_handle(session, handle)
         if handle in self._refusals:
             raise Refused("message %d" % handle, self._refusals[handle])
-        return self.session.delivered(handle)
+        return session.delivered(handle)
 
     def drain(self, timeout_s: float) -> bool:
         """Wait up to timeout_s until no message is pending; return whether the backlog is empty."""

@@ -13,7 +13,7 @@ import asyncio
 from flashmqtt.aio import Client
 from flashmqtt.backoff import Backoff
 from flashmqtt.compat import ticks_diff, ticks_ms
-from flashmqtt.errors import ConnectionLost, ConnectRefused, DeadlineExpired, Refused
+from flashmqtt.errors import ConnectionLost, ConnectRefused, DeadlineExpired, Refused, UsageError
 from flashmqtt.session.ram import RamStore
 from loopback import Flooding, Loopback
 from wire import publish, pubrel
@@ -613,5 +613,26 @@ def test_messages_received_while_sending_a_long_qos_0_message_block_neither():
             assert got == [b"%d" % (n + 1) for n in range(given)]
             await until(lambda: len(broker.of(3)) == 1)
             assert broker.connects == 1
+
+    run(case)
+
+
+@pytest.mark.req("W8", "W9")
+def test_wrong_arguments_are_refused_at_once_by_name():
+    async def case(broker):
+        mqtt = client(broker)
+        handle = await mqtt.publish("a", b"x", 1)
+        calls = [
+            (lambda: mqtt.delivered(handle + 1), "handle 2: no message has this number; the last one has 1"),
+            (lambda: mqtt.delivered("1"), "handle '1': give the number that publish returned"),
+            (lambda: mqtt.publish("a/#", b"x", 1), "not a topic name: b'a/#': # is a wildcard"),
+            (lambda: mqtt.publish(5, b"x", 1), "topic must be str or bytes, not int"),
+            (lambda: mqtt.publish("a", 5, 1), "payload must be str or bytes, not int"),
+            (lambda: mqtt.subscribe("a#"), "not a topic filter: b'a#': # must be the last level"),
+        ]
+        for call, text in calls:
+            with pytest.raises(UsageError) as caught:
+                await call()
+            assert str(caught.value).startswith(text)
 
     run(case)

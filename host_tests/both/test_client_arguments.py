@@ -417,3 +417,19 @@ def test_store_and_tls_of_a_wrong_type_are_refused_with_what_is_needed(options, 
     with pytest.raises(UsageError) as caught:
         client(**options)
     assert str(caught.value) == text
+
+
+@pytest.mark.req("W8")
+def test_delivered_refuses_what_publish_never_returned():
+    mqtt = client()
+    handle = mqtt.publish("a", b"x", 1)
+    assert not mqtt.delivered(handle)
+    assert not mqtt.delivered(0)  # of QoS 0, and of a message that the store's policy dropped
+    for wrong in ("a", None, [1], 1.0, b"1"):
+        with pytest.raises(UsageError) as caught:
+            mqtt.delivered(wrong)
+        assert str(caught.value) == "handle %r: give the number that publish returned" % (wrong,)
+    for wrong in (handle + 1, 1 << 40):
+        with pytest.raises(UsageError) as caught:
+            mqtt.delivered(wrong)
+        assert str(caught.value) == "handle %d: no message has this number; the last one has %d" % (wrong, handle)
