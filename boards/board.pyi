@@ -75,10 +75,12 @@ def network_strength() -> int | None:
     """Return the signal strength in dBm."""
 
 def journal_region(sectors: int, feed: Callable[[], None] | None = None) -> Region:
-    """Return the flash region that the journal may use.
+    """Return the flash region that the journal may use; the region's `sectors` says how many it has.
 
     Args:
-        sectors: how many sectors it has if it shares the flash with the file system; a separate partition is used whole.
+        sectors: how many sectors of 4 KB the first call reserves if the journal shares the flash with the file system. An
+            existing journal keeps its size and its messages, whatever is given: for another size, deliver the messages, remove
+            the journal (`make wipe JOURNAL=1`), and call this again. A separate partition is used whole.
         feed: called at least once a second meanwhile, because the first call may make hundreds of files.
 
     Raises:

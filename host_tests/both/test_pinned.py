@@ -369,6 +369,27 @@ def test_open_or_pin_pins_only_on_the_first_start():
         assert board.content() == before
 
 
+@pytest.mark.req("S1", "S6")
+@pytest.mark.parametrize("count", [3, 5, 8, 1600])
+def test_existing_journal_keeps_its_size_and_messages_whatever_size_is_asked_for(count):
+    _only_on_micropython()
+    from flashmqtt.journal.journal import Journal
+
+    board = Board(20)
+    journal = Journal(open_or_pin(board.flash, "/journal", 5, ROOT))
+    for i in range(10):
+        journal.append(_pattern(100, i), 100)
+    board.reboot()
+    region = open_or_pin(board.flash, "/journal", count, ROOT)
+    assert region.sectors == 5
+    journal = Journal(region)
+    assert (journal.low, journal.next_seq) == (1, 11)
+    buf = bytearray(100)
+    for i in range(10):
+        journal.read(i + 1, 0, buf, 0, 100)
+        assert buf == _pattern(100, i)
+
+
 @pytest.mark.req("S6")
 def test_stale_map_is_refused():
     _only_on_micropython()
@@ -425,8 +446,9 @@ def test_impossible_pinning_is_refused_and_keeps_other_files():
         with pytest.raises(PinsRefused):
             pin(device, "/other", 2, ROOT)  # the mounted file system is on another device
     for count in (0, 1000):
-        with pytest.raises(PinsRefused):
+        with pytest.raises(PinsRefused) as refused:
             pin(board.flash, "/third", count, ROOT)
+        assert str(refused.value) == "%d blocks: 1 to 999" % count
 
 
 @pytest.mark.req("S6")

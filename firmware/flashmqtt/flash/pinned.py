@@ -197,7 +197,7 @@ def pin(
     """
     size = device.ioctl(5, 0)
     if count < 1 or count > 999:
-        raise PinsRefused("1 to 999 blocks")
+        raise PinsRefused("%d blocks: 1 to 999" % count)
     try:
         mount(_ReadRecorder(device, device.ioctl(4, 0), feed))
     except (OSError, ValueError) as error:
@@ -255,7 +255,8 @@ def open_or_pin(
 ) -> "PinnedFiles":
     """Return the pinned region; make it if it was never used (first start, or a power cut during that).
 
-    If there is a map, or a file that is not blank, then a missing file is an error, and no new region is made.
+    An existing region keeps its size and its content, whatever `count` is: its `sectors` says how many it has. If there is a map,
+    or a file that is not blank, then a missing file is an error, and no new region is made.
 
     Args:
         device, directory, count, root, mount, feed: see `pin`.
