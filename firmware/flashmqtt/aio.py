@@ -95,6 +95,9 @@ class Client:
     handlers continue. What a handler raises goes to `on_error`; if that is None, to the event loop's exception handler, which
     prints it. The client continues, and calls the handler again as the blocking client does.
 
+    In a handler, an `async def` function may await every call of the client. A plain function can't await: it may start a
+    task, as `asyncio.create_task(client.publish(...))`.
+
     With `chunks`, nothing else is read while the program works on a piece of a message: do not wait for an answer meanwhile.
 
     `connected`, `error`, `pending`, `oversize` and `downgraded` are the same attributes as in the blocking client.

@@ -160,8 +160,14 @@ class Client:
         on_oversize(topic, length): a received message was skipped because its payload, of this length, does not fit in
             `buffer_bytes`. It is acknowledged and will not come again. A topic that is too long is cut.
 
-    Each handler may be None. A handler may publish and subscribe, but must not wait for an answer (UsageError). Handlers are
-    plain functions; `async def` functions are refused here and belong to `flashmqtt.aio`.
+    Each handler may be None. Handlers are plain functions; `async def` functions are refused here and belong to `flashmqtt.aio`.
+
+    Calls in a handler:
+        publish: at QoS 1 and 2 the message is stored when it returns. It is sent when the handler has returned.
+        subscribe, unsubscribe: return None; the request is sent when the handler has returned.
+        delivered, start, disconnect, and all attributes: as elsewhere.
+        poll: not allowed, as it would wait: a UsageError, "blocking calls are not allowed in a message handler".
+        drain, connect: not allowed if they would have to wait: while a message is pending, or without a connection.
 
     Attributes:
         connected: whether there is a connection that the broker accepted.

@@ -47,6 +47,9 @@ class MQTTClient:
     `user`, `pswd` and `keepalive` may be changed before any call of `connect`. `sock` is None while there is no connection;
     otherwise its `setblocking`, `settimeout`, `close` and a poller's `register` work as with umqtt's socket.
 
+    The callback may call `publish` (which does not wait for the acknowledgement there), `subscribe`, `unsubscribe`, `ping`,
+    `set_callback`, `disconnect`, and `check_msg`, which does nothing there. `wait_msg` and `connect` raise a UsageError.
+
     Args:
         client_id, server: str or bytes.
         port: 0 for 1883, or 8883 with ssl.

@@ -617,6 +617,40 @@ def test_messages_received_while_sending_a_long_qos_0_message_block_neither():
     run(case)
 
 
+@pytest.mark.req("R4")
+def test_async_handler_may_await_every_call():
+    async def case(broker):
+        mqtt = client(broker)
+        await mqtt.connect()
+        got = []
+        tasks = []
+
+        async def handle(message):
+            handle_ = await mqtt.publish("b", "x", 1)
+            got.append(await mqtt.delivered(handle_))
+            await mqtt.publish("b", "x")
+            await mqtt.publish("b", bytes(3000))
+            got.append(await mqtt.subscribe("c", 1))
+            got.append(await mqtt.unsubscribe("c"))
+            await mqtt.drain(PATIENCE_S)
+            mqtt.start()
+            got.append(await mqtt.connect())
+            await mqtt.disconnect()
+            got.append("disconnected")
+
+        def plain(message):
+            tasks.append(asyncio.create_task(mqtt.publish("from a plain function", "x", 1)))
+
+        await mqtt.subscribe("a", 1, handle)
+        await mqtt.subscribe("d", 1, plain)
+        broker.give(publish(b"d", b"1", 1, 6), publish(b"a", b"1", 1, 7))
+        await until(lambda: len(got) == 5)
+        assert got == [True, 1, 0, False, "disconnected"] and not mqtt.connected
+        assert any(b"from a plain function" in one for one in broker.packets)
+
+    run(case)
+
+
 @pytest.mark.req("W8", "W9")
 def test_wrong_arguments_are_refused_at_once_by_name():
     async def case(broker):

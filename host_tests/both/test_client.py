@@ -685,6 +685,77 @@ def test_blocking_call_in_a_handler_raises_and_its_message_is_not_acknowledged(w
     mqtt.disconnect()
 
 
+NOT_ALLOWED = "blocking calls are not allowed in a message handler"
+IN_A_HANDLER = [  # the call, its result or the error's text, the packet types that it sends
+    ("publish", lambda mqtt: mqtt.publish("x", b"1"), 0, [3]),
+    ("publish, QoS 1", lambda mqtt: mqtt.publish("x", b"1", 1), 2, [3]),
+    ("publish, QoS 2", lambda mqtt: mqtt.publish("x", b"1", 2), 2, [3]),
+    ("publish, QoS 0, longer than the buffer", lambda mqtt: mqtt.publish("x", bytes(3000)), 0, [3]),
+    ("publish, QoS 1, longer than the buffer", lambda mqtt: mqtt.publish("x", bytes(3000), 1), 2, [3]),
+    ("subscribe", lambda mqtt: mqtt.subscribe("q", 1), None, [8]),
+    ("subscribe to several", lambda mqtt: mqtt.subscribe(["q", "r"], 1), [None, None], [8]),
+    ("unsubscribe", lambda mqtt: mqtt.unsubscribe("q"), None, [10]),
+    ("delivered", lambda mqtt: mqtt.delivered(1), False, []),
+    ("start", lambda mqtt: mqtt.start(), None, []),
+    ("connect, connected", lambda mqtt: mqtt.connect(), False, []),
+    ("disconnect", lambda mqtt: mqtt.disconnect(), None, [14]),
+    ("attributes", lambda mqtt: (mqtt.connected, mqtt.error, mqtt.pending), (True, None, 1), []),
+    ("poll", lambda mqtt: mqtt.poll(), NOT_ALLOWED, []),
+    ("poll, waiting", lambda mqtt: mqtt.poll(10), NOT_ALLOWED, []),
+    ("drain, pending", lambda mqtt: mqtt.drain(1), NOT_ALLOWED, []),
+    ("connect, not connected", lambda mqtt: (mqtt.disconnect(), mqtt.connect()), NOT_ALLOWED, [14]),
+]
+
+
+@pytest.mark.req("R4", "R6")
+@pytest.mark.parametrize("name,call,result,sent", IN_A_HANDLER, ids=[one[0] for one in IN_A_HANDLER])
+def test_calls_in_a_handler_work_or_raise_as_the_reference_says(name, call, result, sent):
+    for event in ("message", "subscription", "connect"):
+        got, packets = called_in_a_handler(event, call)
+        assert got == [result], event
+        kinds = [one[0] >> 4 for one in packets]
+        for kind in sent:
+            assert kind in kinds, event
+
+
+def called_in_a_handler(event, call):
+    """Call call(mqtt) in a handler of this event while a message is pending; return its result and the packets sent after it."""
+    broker, mqtt = connected()
+    broker.answers_publish = False
+    got = []
+
+    def handle(_):
+        if not got:
+            got.append(None)
+            try:
+                got[0] = call(mqtt)
+            except UsageError as error:
+                got[0] = str(error)
+
+    mqtt.publish("p", b"1", 1)
+    if event == "subscription":
+        mqtt.subscribe("a", 1, handle)
+    elif event == "message":
+        mqtt.on_message = handle
+    else:
+        mqtt.on_connect = handle
+    broker()
+    before = len(broker.packets)
+    if event == "connect":
+        broker.drop()
+    else:
+        broker.give(publish(b"a", b"1", 1, 7))
+    poll_until(mqtt, lambda: got)
+    for _ in range(5):
+        broker()
+        mqtt.poll(5)
+    mqtt.on_connect = None
+    mqtt.disconnect()
+    packets = broker.packets[before:]
+    broker.close()
+    return got, packets
+
+
 @pytest.mark.req("Q4")
 def test_qos_2_message_whose_handler_disconnects_is_not_delivered_again():
     broker, mqtt = connected()
@@ -730,6 +801,49 @@ def test_client_stays_disconnected_when_the_store_fails_during_disconnect():
     for _ in range(3):
         mqtt.poll(20)
     assert not mqtt.connected and mqtt.link.sock is None and mqtt.link.attempts == 1
+
+
+IN_A_CALLBACK = [
+    ("publish", lambda mqtt: mqtt.publish("x", b"1"), None, 3),
+    ("publish, QoS 1", lambda mqtt: mqtt.publish("x", b"1", False, 1), None, 3),
+    ("subscribe", lambda mqtt: mqtt.subscribe("q", 1), None, 8),
+    ("unsubscribe", lambda mqtt: mqtt.unsubscribe("q"), None, 10),
+    ("ping", lambda mqtt: mqtt.ping(), None, 12),
+    ("check_msg", lambda mqtt: mqtt.check_msg(), None, 4),
+    ("set_callback", lambda mqtt: mqtt.set_callback(mqtt.cb), None, 4),
+    ("disconnect", lambda mqtt: mqtt.disconnect(), None, 14),
+    ("wait_msg", lambda mqtt: mqtt.wait_msg(), NOT_ALLOWED, 4),
+    ("connect", lambda mqtt: mqtt.connect(), NOT_ALLOWED, 1),
+]
+
+
+@pytest.mark.req("R4", "R6")
+@pytest.mark.parametrize("name,call,result,sent", IN_A_CALLBACK, ids=[one[0] for one in IN_A_CALLBACK])
+def test_calls_in_an_umqtt_callback_work_or_raise_as_the_reference_says(name, call, result, sent):
+    broker = Loopback()
+    mqtt = MQTTClient("me", "127.0.0.1", broker.port, feed=broker)
+    got = []
+
+    def handle(topic, message):
+        if not got:
+            got.append("nothing")
+            try:
+                got[0] = call(mqtt)
+            except UsageError as error:
+                got[0] = str(error)
+
+    mqtt.set_callback(handle)
+    mqtt.connect()
+    broker.give(publish(b"a", b"1", 1, 7))
+    for _ in range(20):
+        try:
+            mqtt.check_msg()
+        except OSError:
+            assert name == "disconnect"
+        broker()
+    assert got == [result]
+    assert sent in [one[0] >> 4 for one in broker.packets]
+    mqtt.disconnect()
 
 
 @pytest.mark.req("Q3")

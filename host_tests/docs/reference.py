@@ -36,7 +36,7 @@ that stores may also raise a `StoreError` that its section does not list, becaus
 [When something is wrong](TROUBLESHOOTING.md) explains what to do about each error.
 """
 
-SECTION = re.compile(r"(Args|Attributes|Handlers|Returns|Raises):(?:\s+(.*))?$")
+SECTION = re.compile(r"(Args|Attributes|Handlers|Calls in a handler|Returns|Raises):(?:\s+(.*))?$")
 ITEM = "\0"  # marks an item of a section until the item is complete
 NEXT_ERROR = re.compile(r"[.;] (?=[A-Z]\w{5,}(?:, [A-Z]\w+)*: )")
 COLUMNS = re.compile(r"\S {3,}\S")
