@@ -7,13 +7,16 @@ verdict and report again. At the end it searches all bytes and all compressed va
 
 If it is killed, start the same command again: it continues, and the tables are consistent after each step. The collector
 and the run must be stopped. Exit status: 0 if no file contains a name, 1 if a file still does (it is listed), 2 if the
-command failed.
+command failed, 3 if there was no data of a device (its name may be wrong).
 """
 
 from __future__ import annotations
 
 import contextlib
+import difflib
+import hashlib
 import os
+import secrets
 import sys
 import time
 import uuid
@@ -46,6 +49,8 @@ from .storage import Storage
 MESSAGE = ["topic", "payload", "collector", "segment", "row", "arrival"]
 KEPT = (COMMITS, FORMAT_FILE, "checkpoint", "sinks")
 """These can't be made again, unlike pages, so they are never deleted as a whole."""
+BEGUN = "forgetting.json"
+"""Digests of the names that an attempt began to delete, until one has deleted all: its data may be gone when it is repeated."""
 OUT_OF_REACH = (
     "the broker: its retained messages, and its queues for offline sessions",
     "the board: wipe it first (make wipe JOURNAL=1), or its next message brings the device back",
@@ -66,12 +71,16 @@ class Done:
         left: files that still contain a name, or databases that still had rows.
         weak: names that a search of bytes can't find.
         shared: the other devices of the messages that a mapping still gives to a deleted device.
+        seen: the devices of which there was data.
+        others: the names of the other devices.
     """
 
     rows: dict[str, int] = field(default_factory=dict)
     left: list[str] = field(default_factory=list)
     weak: set[str] = field(default_factory=set)
     shared: set[str] = field(default_factory=set)
+    seen: set[str] = field(default_factory=set)
+    others: set[str] = field(default_factory=set)
 
     def add(self, place: str, rows: int) -> None:
         """Add to the number of deleted rows."""
@@ -120,6 +129,8 @@ def forget(
         others = _others(output, raw, stores, set(devices), places, rules)
         names = Names(devices, others.devices, format_words(), others.texts, others.topics, plain.devices_of)
         done.weak = names.weak
+        done.others = others.devices - names.devices
+        done.seen = _begin(output.storage, names.devices, others.seen | (others.devices & names.devices), dry)
         if not dry:
             if raw:
                 _clean_segments(raw, names, places, done, rules)
@@ -154,7 +165,22 @@ def forget(
                 done.shared |= set().union(*its) - names.devices
         if not dry:
             done.left += [f"{place}: {rows} rows" for place, rows in _forget_in_databases(output, devices) if rows]
+            if not done.left and output.storage.exists(BEGUN):
+                output.storage.delete(BEGUN)
     return done
+
+
+def _begin(storage: Storage, devices: set[str], seen: set[str], dry: bool) -> set[str]:
+    """Note that the deletion of the devices `seen` begins; return these, and those that an unfinished attempt began with.
+
+    The note has digests, because no file may keep a name.
+    """
+    noted: dict = storage.read_json(BEGUN) if storage.exists(BEGUN) else {"salt": secrets.token_hex(16), "names": []}
+    digests = {name: hashlib.sha256((noted["salt"] + name).encode()).hexdigest() for name in devices}
+    new = {digests[name] for name in seen} - set(noted["names"])
+    if new and not dry:
+        storage.write_json(BEGUN, {**noted, "names": sorted({*noted["names"], *new})})
+    return seen | {name for name in devices if digests[name] in noted["names"]}
 
 
 def format_words() -> bytes:
@@ -196,11 +222,13 @@ class Others:
         devices: their names.
         texts: names of their readings, and topics, that contain the name of a device that is to be deleted.
         topics: for topics of messages without an identity that are in the tables: whether these are only the deleted devices'.
+        seen: the devices to be deleted that a topic names.
     """
 
     devices: set[str] = field(default_factory=set)
     texts: set[str] = field(default_factory=set)
     topics: dict[str, bool] = field(default_factory=dict)
+    seen: set[str] = field(default_factory=set)
 
 
 class Places(NamedTuple):
@@ -251,6 +279,7 @@ def _others(
     in_tables = set(found.devices)
     for topic, is_scalar in shapes:
         possible = plain.devices_of(topic, b"0" if is_scalar else None)
+        found.seen |= possible & devices
         if possible & devices or (topic in found.topics and not possible <= in_tables):
             continue  # in the second case a mapping gave these messages another device
         found.devices |= possible
@@ -586,7 +615,14 @@ def main(argv: list[str] | None = None) -> int:
             " formats, or the name of another device's reading: only the columns `device` and the topics were searched"
         )
     print(f"  {time.monotonic() - begun:.1f} s", flush=True)
-    return int(bool(done.left) and not given.dry_run)
+    if done.left and not given.dry_run:
+        return 1
+    unknown = [name for name in devices if name not in done.seen]
+    for name in unknown:
+        similar = ", ".join(map(verdict.shown, difflib.get_close_matches(name, done.others | done.seen)))
+        text = f"forget: no data of {verdict.shown(name)} was found: check the name"
+        print(f"{text}. Similar devices: {similar}" if similar else text, file=sys.stderr)
+    return 3 if unknown else 0
 
 
 def _confirmed(devices: list[str]) -> bool:
