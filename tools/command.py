@@ -8,10 +8,12 @@ sys.exit(ended(main))
 from __future__ import annotations
 
 import argparse
+import errno
 import functools
 import io
 import math
 import os
+import re
 import select
 import signal
 import sys
@@ -31,6 +33,33 @@ class Failure(Exception):
     """A command can't do its work, for a reason outside the program. The text has the reason and what to do."""
 
 
+REMEDIES = {
+    errno.ENOENT: "check the path",
+    errno.ENOTDIR: "a part of this path is a file; check the path",
+    errno.EISDIR: "give a file",
+    errno.EEXIST: "give a folder, or another name",
+    errno.EACCES: "change it (chmod, chown), or give another path",
+    errno.EPERM: "change it (chmod, chown), or give another path",
+    errno.EROFS: "give a path on another file system",
+    errno.ENOSPC: "delete something, or give a path on another disk",
+}
+
+
+def explained(error: OSError, path: Path | str = "") -> str:
+    """Return the text of an error of the operating system: the path, the reason, what to do.
+
+    Args:
+        error: the error.
+        path: of the file, if the error does not have it.
+    """
+    code, text = error.errno, str(error)
+    if code is None or "rrno" not in text:  # a library's own text
+        return text
+    found = re.search(r"(?:path|file|directory) '([^']+)'", text)  # pyarrow's texts have the path
+    path = error.filename or (found[1] if found else path)
+    return ": ".join(str(one) for one in (path, os.strerror(code), REMEDIES.get(code)) if one)
+
+
 def named(command: str) -> Callable[[Main], Main]:
     """Return a decorator for a command's `main`: a Failure is printed after the command's name, and the status is 2."""
 
@@ -42,7 +71,8 @@ def named(command: str) -> Callable[[Main], Main]:
             except BrokenPipeError:
                 raise  # see `ended`
             except (Failure, OSError) as error:
-                print(f"{command}: {error}", file=sys.stderr)
+                text = explained(error) if isinstance(error, OSError) else error
+                print(f"{command}: {text}", file=sys.stderr)
                 return 2
 
         return run
@@ -135,7 +165,9 @@ def folder(text: str) -> Path:
     try:
         path = Path(text).resolve()
         there = next(one for one in (path, *path.parents) if one.exists())
-    except (OSError, RuntimeError, ValueError) as error:  # a name that is too long; a loop of links; a NUL
+    except OSError as error:  # a name that is too long; no permission
+        raise argparse.ArgumentTypeError(explained(error)) from error
+    except (RuntimeError, ValueError) as error:  # a loop of links; a NUL
         raise argparse.ArgumentTypeError(str(error)) from error
     if not there.is_dir() or not os.access(there, os.W_OK):
         raise argparse.ArgumentTypeError(f"{there} is no folder that can be written to")

@@ -14,6 +14,7 @@ import pytest
 
 from tools import command
 from tools.command import ended, folder, number, progress_bar
+from tools.pipeline.commits import Output
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -187,3 +188,60 @@ def test_command_finds_the_library_without_pythonpath(name):
         check=False,
     )
     assert ran.returncode == 0 and "usage:" in ran.stdout, ran.stderr
+
+
+NOT_FOUND = "No such file or directory: check the path"
+NO_FOLDER = "Not a directory: a part of this path is a file; check the path"
+A_FOLDER = "Is a directory: give a file"
+
+
+@pytest.mark.parametrize(
+    ("module", "arguments", "text"),
+    [
+        ("pipeline.verdict", ["--out", "tables", "--expected", "none"], f"none: {NOT_FOUND}"),
+        ("pipeline.verdict", ["--out", "tables", "--expected", "file/x"], f"file/x: {NO_FOLDER}"),
+        ("pipeline.verdict", ["--out", "tables", "--expected", "folder"], f"folder: {A_FOLDER}"),
+        ("pipeline.report", ["--out", "tables", "--expected", "none"], f"none: {NOT_FOUND}"),
+        ("pipeline.dashboard", ["--out", "tables", "--expected", "none"], f"none: {NOT_FOUND}"),
+        ("pipeline.compact", ["--out", "tables", "--retire", "file"], f"file: {NO_FOLDER}"),
+        ("pipeline.forget", ["--landing", "file", "--out", "tables", "--device", "x", "--yes"], f"file: {NO_FOLDER}"),
+        ("pipeline.forget", ["--landing", "folder", "--out", "tables", "--devices", "none"], f"none: {NOT_FOUND}"),
+        ("pipeline.run", ["--landing", "file", "--out", "new"], f"file: {NO_FOLDER}"),
+        ("pipeline.run", ["--landing", "folder", "--out", "file"], "file: File exists: give a folder, or another name"),
+        ("pipeline.run", ["--landing", "folder", "--out", "file/x"], f"file/x: {NO_FOLDER}"),
+        ("pipeline.run", ["--landing", "folder", "--out", "new", "--config", "none"], f"--config none: {NOT_FOUND}"),
+        ("pipeline.run", ["--landing", "folder", "--out", "new", "--expected", "folder"], f"folder: {A_FOLDER}"),
+        ("pipeline.run", ["--landing", "folder", "--out", "new", "--mapping", "none"], f"none: {NOT_FOUND}"),
+        (
+            "collector",
+            ["--landing", "new", "--host", "h", "--tls", "--ca-file", "none"],
+            f"--ca-file none: {NOT_FOUND}",
+        ),
+        (
+            "collector",
+            ["--landing", "new", "--host", "h", "--user", "me", "--password-file", "folder"],
+            f"--password-file folder: {A_FOLDER}",
+        ),
+        ("proof.wire", ["--captures", "file", "--out", "new"], "--captures file: this is a file: give the folder"),
+    ],
+)
+def test_wrong_path_is_named_with_the_reason_and_what_to_do(module, arguments, text, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("")
+    (tmp_path / "folder").mkdir()
+    Output("tables").prepare(2)
+    main = importlib.import_module(
+        f"tools.{module}" + (".__main__" if module in {"collector", "proof.wire"} else "")
+    ).main
+    assert main(arguments) in {1, 2}
+    printed = capsys.readouterr().err
+    assert text in printed.replace(f"{tmp_path}/", "") and "rrno" not in printed
+
+
+def test_path_without_permission_is_named_with_what_to_do():
+    error = PermissionError(13, "Permission denied", "/data/tables")
+    remedy = "Permission denied: change it (chmod, chown), or give another path"
+    assert command.explained(error) == f"/data/tables: {remedy}"
+    pyarrow = OSError(13, "Failed stat()ing path '/data/x/format.json'. Detail: [errno 13] Permission denied")
+    assert command.explained(pyarrow) == f"/data/x/format.json: {remedy}"
+    assert command.explained(OSError("the text of a library")) == "the text of a library"

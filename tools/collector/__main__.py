@@ -20,7 +20,7 @@ from typing import Any
 from flashmqtt import errors
 from tools.collector.collector import LEAST_BUFFER_BYTES, Collector, CollectorError, Settings
 from tools.collector.health import Health
-from tools.command import Failure, number, serve_metrics
+from tools.command import Failure, explained, number, serve_metrics
 
 MB = 1 << 20
 
@@ -90,13 +90,18 @@ def settings_of(arguments: argparse.Namespace) -> Settings:
         try:
             tls = ssl.create_default_context(cafile=arguments.ca_file and str(arguments.ca_file))
         except OSError as error:
-            raise CollectorError(f"--ca-file {arguments.ca_file}: {error}")
+            text = (
+                f"{arguments.ca_file}: {error}"
+                if isinstance(error, ssl.SSLError)
+                else explained(error, arguments.ca_file)
+            )
+            raise CollectorError(f"--ca-file {text}")
     password = os.environ.get("FLASHMQTT_PASSWORD")
     if arguments.password_file:
         try:
             password = arguments.password_file.read_text().rstrip("\n")
         except OSError as error:
-            raise CollectorError(f"--password-file {arguments.password_file}: {error.strerror}")
+            raise CollectorError(f"--password-file {explained(error)}")
     given: dict[str, Any] = {field.name: getattr(arguments, field.name, None) for field in fields(Settings)}
     given |= {name: int(given[name] * MB) for name in ("segment_bytes", "reserve_bytes")}
     given |= {"commit_count": Settings.commit_count, "commit_ms": Settings.commit_ms}

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from tools.command import Failure
+from tools.command import Failure, explained
 
 OURS = "flashmqtt/"
 NO_READINGS = ("flashmqtt-live/", "flashmqtt-commands/", "homeassistant/")
@@ -278,8 +278,10 @@ def read(path: str | Path) -> Mapping:
     try:
         text = Path(path).read_text()
         content = tomllib.loads(text)
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise MappingError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
+    except OSError as error:
+        raise MappingError(explained(error)) from error
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise MappingError(f"{path}: {error}") from error
     lines = _Lines(str(path), text)
     for key in content:
         if key != "map":

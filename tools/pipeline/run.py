@@ -12,7 +12,7 @@ import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tools.command import Failure, ended, named, number, serve_metrics
+from tools.command import Failure, ended, explained, named, number, serve_metrics
 from tools.landing import segments
 
 from . import mapping, options, verdict
@@ -78,7 +78,9 @@ def configuration(path: Path, known: set[str]) -> list[str]:
     """Read a configuration file; return its values as flags, so that the same checks apply."""
     try:
         values = tomllib.loads(path.read_text())
-    except (OSError, tomllib.TOMLDecodeError) as error:
+    except OSError as error:
+        raise Failure(f"--config {explained(error)}") from error
+    except tomllib.TOMLDecodeError as error:
         raise Failure(f"{path}: {error}") from error
     flags = []
     for name, value in values.items():

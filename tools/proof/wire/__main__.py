@@ -15,7 +15,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tools.command import Failure, ended, folder, number
+from tools.command import Failure, ended, explained, folder, number
 from tools.proof.wire import capture, flows
 
 PACKETS = pa.schema(
@@ -51,12 +51,17 @@ def pieces(captures: Path, ports: list[int]) -> Iterator[capture.Piece]:
     Raises:
         Failure: there are no files, or a file is no capture.
     """
-    files = [path for path in sorted(captures.rglob("*")) if path.is_file() and not path.name.startswith(".")]
-    if not files:
-        raise Failure(f"{captures}: there are no captures. Make one: tcpdump -i any -w capture.pcap port 1883")
-    for path in files:
-        with path.open("rb") as file:
-            yield from capture.read(file, str(path), ports)
+    try:
+        if captures.is_file():
+            raise Failure(f"--captures {captures}: this is a file: give the folder with the captures")
+        files = [path for path in sorted(captures.rglob("*")) if path.is_file() and not path.name.startswith(".")]
+        if not files:
+            raise Failure(f"{captures}: there are no captures. Make one: tcpdump -i any -w capture.pcap port 1883")
+        for path in files:
+            with path.open("rb") as file:
+                yield from capture.read(file, str(path), ports)
+    except OSError as error:
+        raise Failure(explained(error)) from error
 
 
 def run(captures: Path, out: Path, ports: list[int]) -> dict[str, pa.Table]:
