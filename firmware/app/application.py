@@ -112,7 +112,11 @@ class Application:
         self._health_ms = 0
 
     def _sensors(self):
-        found = list(self.board.sensors())
+        found = []
+        try:
+            found += self.board.sensors()
+        except Exception as error:
+            print("sensor:", error)
         for settings in self.config["sensors"]:
             from .sensors import make
 
@@ -120,6 +124,12 @@ class Application:
                 found += make(settings)
             except Exception as error:  # a broken sensor must not stop the others; a driver may raise anything
                 print("sensor:", error)
+        for sensor in found[:]:
+            try:
+                _ = sensor.name, sensor.unit, sensor.read
+            except AttributeError as error:
+                print("sensor: left out:", error)
+                found.remove(sensor)
         return found
 
     def _grouped(self, sensors):

@@ -4,6 +4,7 @@ import sys
 
 import pytest
 
+from app import application as module
 from app.application import Application
 from app.configuration import check
 from app.health import records
@@ -141,6 +142,60 @@ def test_sensor_that_can_not_be_made_does_not_stop_the_others(error):
     finally:
         del sys.modules[name], app.sensors.broken
     assert application.sample(application.groups[0]) == [{"n": "a", "v": 3}]
+    broker.close()
+
+
+class Soil:
+    name = "soil"
+
+    def read(self):
+        return 4
+
+
+class Air:
+    unit = "Cel"
+
+    def read(self):
+        return 5
+
+
+class Water:
+    name = "water"
+    unit = "Cel"
+
+
+def printed(act):
+    """Return what `act` returns, and the lines that the application prints meanwhile."""
+    lines = []
+    module.print = lambda *words: lines.append(" ".join(map(str, words)))
+    try:
+        return act(), lines
+    finally:
+        del module.print
+
+
+@pytest.mark.req("B1", "B4")
+def test_sensor_without_name_unit_or_read_is_named_and_does_not_stop_the_others():
+    (application, broker), lines = printed(lambda: _with([Soil(), Air(), Odd("a", 3), Water()]))
+    assert lines == [
+        "sensor: left out: '%s' object has no attribute '%s'" % one
+        for one in (("Soil", "unit"), ("Air", "name"), ("Water", "read"))
+    ]
+    assert application.sample(application.groups[0]) == [{"n": "a", "v": 3}]
+    broker.close()
+
+
+@pytest.mark.req("B1", "B4")
+def test_error_of_the_board_sensors_function_is_printed_and_does_not_stop_the_application():
+    def failing():
+        raise OSError(5)
+
+    broker = Loopback()
+    board = Board(broker)
+    board.sensors = failing
+    settings = {"broker": "127.0.0.1", "port": broker.port}
+    application, lines = printed(lambda: Application(board, check(settings), Facts()))
+    assert len(lines) == 1 and lines[0].startswith("sensor:") and "5" in lines[0] and application.groups == []
     broker.close()
 
 
