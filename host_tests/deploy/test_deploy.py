@@ -278,6 +278,35 @@ def test_failed_deployment_ends_with_the_boards_reason(capsys, lines, reason):
 
 
 @pytest.mark.req("B3")
+def test_failed_deployment_shows_the_last_lines_that_the_board_printed(capsys):
+    lines = (*(f"line {n}" for n in range(30)), "", "network: joined", "soil: no answer on pin 4", "MPY: soft reboot")
+    with pytest.raises(DeployFailed, match="nothing was delivered"):
+        deploy.wait_for_delivery(Console(*lines), 0.0, 9)
+    printed = capsys.readouterr().out.splitlines()
+    last = [f"line {n}" for n in range(12, 30)] + ["soil: no answer on pin 4", "MPY: soft reboot"]
+    assert printed == [
+        "           network: joined",
+        f"output     {last[0]}",
+        *(f"           {one}" for one in last[1:]),
+    ]
+
+
+@pytest.mark.req("B3", "B4")
+def test_deployment_shows_what_a_sensor_printed_before_the_application_started(tmp_path):
+    source = (ROOT / "boards/rp2/board.py").read_text()
+    hanging = "def sensors():\n    print('soil: waiting for the chip on pin 4')\n    import time\n    time.sleep(600)\n"
+    (tmp_path / "my_board.py").write_text(
+        source[: source.index("def sensors")] + hanging + source[source.index("def led") :]
+    )
+    with Device(tmp_path / "board", wifi=WIFI) as device:
+        config = write_configuration(tmp_path / "config", 1)
+        words = ("--port", device.path, "--config", str(config), "--timeout", "12")
+        status, printed, complaints = run("deploy", "--board-file", str(tmp_path / "my_board.py"), *words)
+        assert status == 1 and "nothing was delivered" in complaints
+        assert "soil: waiting for the chip on pin 4" in printed, printed
+
+
+@pytest.mark.req("B3")
 def test_sensor_that_fails_is_shown_once_before_the_delivery(capsys):
     wrong = "sensor: no sensor of the kind 'dht2': no module named 'app.sensors.dht2'"
     deploy.wait_for_delivery(Console(wrong, "broker: connected", wrong, "delivered 10"), time.monotonic(), 9)

@@ -13,6 +13,7 @@ import os
 import re
 import sys
 import time
+from collections import deque
 from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
@@ -45,6 +46,7 @@ REASONS = (
 )  # lines that tell why nothing is delivered
 WATCHDOG_S = 10.0  # timeout while a watchdog may reset the board; a Pico W's watchdog has at most 8 s
 SPARE_BYTES = 16384
+LAST_LINES = 20  # of the board's output, shown if nothing was delivered
 SECTOR_BYTES = 4096
 
 # littlefs counts a folder's blocks twice: the free ones can be below 0, which MicroPython's 64-bit port returns as 2^32 - n.
@@ -421,12 +423,13 @@ def _all_delivered(numbers: dict[str, int], before: int) -> bool:
 
 
 def wait_for_delivery(link: Link, started: float, timeout_s: float) -> None:
-    """Show the console until the first reading after the reset is delivered.
+    """Show the console until the first reading after the reset is delivered; if none is, also the last other lines.
 
     Raises:
         DeployFailed: nothing was delivered in time; the text has the board's last message about the reason.
     """
     shown: list[str] = []
+    others: deque[str] = deque(maxlen=LAST_LINES)  # lines that were not shown, such as what a sensor's file prints
     reason = ""
     in_traceback = False
     before = 0  # the number of messages that were stored before the reset
@@ -457,6 +460,10 @@ def wait_for_delivery(link: Link, started: float, timeout_s: float) -> None:
                 "delivered", f"everything stored, {time.monotonic() - started:.1f} s after the reset at the latest"
             )
             return
+        elif line.strip():
+            others.append(explained(line))
+    for n, line in enumerate(others):
+        report_line("" if n else "output", line)
     reason = reason or (shown[-1] if shown else "")
     hint = f" The board's last message: {reason}" if reason else " `make monitor` shows the board's output."
     raise DeployFailed(f"All files were copied, but nothing was delivered within {timeout_s:.0f} s.{hint}")
