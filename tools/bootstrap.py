@@ -46,6 +46,14 @@ def say(text: str) -> None:
     print(f"setup: {text}", flush=True)
 
 
+def fitting(text: str) -> str:
+    """Return a line of progress as long as the terminal's line allows; whole if the output is no terminal."""
+    if not sys.stdout.isatty():
+        return text
+    room = shutil.get_terminal_size().columns - len("setup: ")
+    return text if len(text) <= room else text[: max(room - 3, 0)] + "..."
+
+
 def run(command: list[str], why: str, **options) -> None:
     """Run a command, print the last line of its output every few seconds, and write all of it to LOG.
 
@@ -66,7 +74,7 @@ def run(command: list[str], why: str, **options) -> None:
                     status = process.wait(PROGRESS_INTERVAL_S)
                     break
                 last = lines()[-1:]
-                say(f"  {time.monotonic() - started:.0f} s{': ' if last else ''}{''.join(last).strip()[:80]}")
+                say(fitting(f"  {time.monotonic() - started:.0f} s{': ' if last else ''}{''.join(last).strip()}"))
         except BaseException:
             process.kill()
             process.wait()

@@ -1,5 +1,6 @@
 """Set-up on incomplete machines, concurrently, and after an interruption: its messages, and that it continues."""
 
+import os
 import re
 import shutil
 import subprocess
@@ -136,3 +137,30 @@ def test_mosquitto_clients_are_installed_with_the_broker(monkeypatch, there):
     bootstrap.provide_broker()
     assert found == {"mosquitto", "mosquitto_sub"}
     assert asked == {0: ["mosquitto", "mosquitto-clients"], 1: ["mosquitto-clients"], 2: []}[len(there)]
+
+
+LONG = "Collecting " + "x" * 100 + " (from -r requirements.txt (line 5))"
+
+
+def print_slowly(text: str) -> list[str]:
+    """Return a command that prints a line and ends a second later."""
+    return [sys.executable, "-c", f"import time; print({text!r}, flush=True); time.sleep(1)"]
+
+
+def test_progress_line_is_whole_where_the_output_is_no_terminal(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(bootstrap, "VENV", tmp_path / "none")
+    monkeypatch.setattr(bootstrap, "PROGRESS_INTERVAL_S", 0.4)
+    bootstrap.run(print_slowly(LONG), "failed")
+    assert re.search(rf"^setup:   \d s: {re.escape(LONG)}$", capsys.readouterr().out, re.MULTILINE)
+
+
+@pytest.mark.parametrize("columns", [20, 40, 80, 200])
+def test_progress_line_fits_a_terminal_of_any_width_and_shows_that_it_is_cut(monkeypatch, tmp_path, capsys, columns):
+    monkeypatch.setattr(bootstrap, "VENV", tmp_path / "none")
+    monkeypatch.setattr(bootstrap, "PROGRESS_INTERVAL_S", 0.4)
+    monkeypatch.setattr(bootstrap.shutil, "get_terminal_size", lambda: os.terminal_size((columns, 24)))
+    monkeypatch.setattr(bootstrap.sys.stdout, "isatty", lambda: True)
+    bootstrap.run(print_slowly(LONG), "failed")
+    lines = capsys.readouterr().out.splitlines()
+    assert lines and all(line.startswith("setup: ") and len(line) <= columns for line in lines)
+    assert (LONG in lines[-1]) == (columns == 200) and lines[-1].endswith("..." if columns < 200 else "5))")
