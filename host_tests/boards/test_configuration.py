@@ -39,6 +39,7 @@ def test_example_is_complete_and_valid(tmp_path):
     [
         ("", ["broker.host is missing"]),
         ("[broker\n", ["config.toml is not TOML", "line 1"]),
+        (GOOD + "[[sensors]]\nkid = 'dht22'\n", ["sensors, entry 1", "the key 'kind' is missing", "dht22"]),
         (GOOD + "[wlan]\n", ["[wlan]", "known"]),
         (GOOD + "prot = 1\n", ["[broker]", "'prot'", "do you mean 'port'"]),
         (GOOD + "port = 0\n", ["broker.port", "0", "from 1 to 65535"]),

@@ -179,6 +179,8 @@ def _check_sensors(name: str, entries: list) -> None:
     for n, entry in enumerate(entries, 1):
         where = f"{name}: sensors, entry {n}"
         kind = entry.get("kind") if isinstance(entry, dict) else None
+        if kind is None:
+            raise ConfigurationError(f"{where}: the key 'kind' is missing; known kinds: {', '.join(kinds)}")
         if kind not in kinds:
             raise ConfigurationError(f"{where}: the kind {kind!r} is not allowed{_near(str(kind), kinds)}")
         values, required, others = KINDS.get(kind, ((), (), ()))
