@@ -20,6 +20,7 @@ from host_tests.deploy import shrunk
 from tools.broker import Broker
 from tools.deploy import __main__ as deploy
 from tools.deploy import build, ports, romfs
+from tools.deploy import link as link_module
 from tools.deploy.errors import DeployFailed
 from tools.deploy.link import BoardSaid, Link
 from tools.journal import image as journal_image
@@ -539,6 +540,39 @@ def test_busy_port_is_named(tmp_path):
             Link(device.path).open()
         with Link(device.path) as link:
             assert link.run("print(1)").strip() == "1"
+
+
+@pytest.mark.req("B3")
+def test_reset_that_comes_late_is_neither_cancelled_nor_does_it_lose_the_connection(tmp_path, monkeypatch):
+    reset = link_module._RESET
+    with Device(tmp_path / "board") as device, Link(device.path) as link:
+        for late_ms in (300, 490, 495, 498, 500, 502, 505, 510, 900):  # the port is open again after RESET_S
+            monkeypatch.setattr(link_module, "_RESET", reset.replace("sleep_ms(100)", f"sleep_ms({late_ms})"))
+            before = len(device.resets)
+            link.reset()
+            link.stop()
+            assert link.run("print('x' * 50)").strip() == "x" * 50, late_ms
+            assert device.resets[before:] == ["hard"], late_ms
+
+
+class LatePrompt(Device):
+    """A board whose friendly prompt arrives after the raw REPL's banner, once."""
+
+    late = b"\r\nMPY: soft reboot\r\n>>> "
+
+    def _to_user(self, data: bytes) -> None:
+        super()._to_user(data)
+        if self.late and data.endswith(b"raw REPL; CTRL-B to exit\r\n>"):
+            late, self.late = self.late, b""
+            super()._to_user(late)
+
+
+@pytest.mark.req("B3")
+def test_prompt_that_arrives_late_is_not_taken_for_an_answer(tmp_path, capsys):
+    with LatePrompt(tmp_path / "board") as device, Link(device.path) as link:
+        assert device.late == b""
+        assert link.run("print('x' * 50)").strip() == "x" * 50
+    assert capsys.readouterr().out == ""
 
 
 @pytest.mark.req("B3")

@@ -6,6 +6,8 @@ import ast
 import binascii
 import contextlib
 import hashlib
+import io
+import select
 import time
 from collections.abc import Callable, Iterator
 
@@ -21,7 +23,8 @@ CHUNK = 2048
 RESET_S = 0.5  # until a reset has happened and the port of a board with its own USB has disappeared
 REOPEN_S = 20.0
 SILENT_S = 8.0
-REPL_S = 10
+REPL_S = 10.0
+ATTEMPTS = 4  # to enter the raw REPL, in REPL_S together
 READ_FILE_S = 300.0  # for one file: 2.5 MB at 115,200 baud
 
 # Print a file as base64. As a bytes literal, erased flash (FF) would take three times as long over a serial line.
@@ -53,8 +56,10 @@ if h.digest().hex() == %r:
     print('replaced')
 """
 # The board may run another program, whose `board` is another module or raises any exception.
+# Ctrl-C must not interrupt it: on a busy machine it may still run when the port is open again.
 _RESET = """
-import time
+import time, micropython
+micropython.kbd_intr(-1)
 try:
     from board import reset
 except Exception:
@@ -78,8 +83,9 @@ class _Transport(SerialTransport):
         if self.deadline is None:
             return super().read_until(min_num_bytes, ending, timeout, data_consumer, timeout_overall)
         data = b""
-        while not data.endswith(ending) and time.monotonic() < self.deadline:
-            data += self.serial.read(1)
+        while not data.endswith(ending) and (left := self.deadline - time.monotonic()) > 0:
+            if select.select([self.serial], [], [], left)[0]:
+                data += self.serial.read(1)
         return data
 
 
@@ -113,14 +119,34 @@ class Link:
         return self
 
     def _enter_raw_repl(self, soft_reset: bool = False) -> None:
+        """Enter the raw REPL, and check that it runs what is sent.
+
+        A board that is still in a reset loses what it is sent, or answers and then begins again. Then bytes of its prompt, which
+        come late, would be taken for the answer to the first script. So the whole is repeated until a script prints its number.
+        """
         board = self._board
-        board.deadline = (
-            time.monotonic() + REPL_S
-        )  # mpremote's own deadline ends nothing while the board keeps printing
+        attempt_s = REPL_S if soft_reset else REPL_S / ATTEMPTS
+        board.serial.timeout = attempt_s
         try:
-            board.enter_raw_repl(soft_reset, timeout_overall=REPL_S)
+            for _ in range(2 if soft_reset else ATTEMPTS):
+                # mpremote's own deadline ends nothing while the board keeps printing
+                board.deadline = time.monotonic() + attempt_s
+                board.use_raw_paste = True
+                try:
+                    with contextlib.redirect_stdout(io.StringIO()):  # mpremote prints what it did not expect
+                        board.enter_raw_repl(soft_reset, timeout_overall=attempt_s)
+                        number = str(100_000 + time.monotonic_ns() % 900_000)
+                        printed, problem = board.exec_raw(f"print({number})", timeout=attempt_s)
+                    # A board without memory also answers; the caller knows what to do about that.
+                    if b"MemoryError" in problem or (printed.strip() == number.encode() and not problem):
+                        return
+                    raise TransportError("the REPL did not run a script")
+                except TransportError as error:
+                    refusal = error
+            raise refusal
         finally:
             board.deadline = None
+            board.serial.timeout = SILENT_S
 
     @property
     def _board(self) -> _Transport:
