@@ -1,4 +1,4 @@
-"""Rarely used parts of the clients: errors for invalid arguments, and computed attributes. Loaded when first needed."""
+"""Errors for invalid arguments of the clients. Loaded when the first one is found."""
 
 from .compat import TYPE_CHECKING
 from .errors import InvalidTopic, UsageError
@@ -127,17 +127,3 @@ def disconnect_properties(session: "Any", code: int, expiry_s: "int | None") -> 
     if session.level != 5:
         raise UsageError("code and expiry_s need level 5, not %d" % session.level)
     return session.five.disconnect_properties(code, expiry_s)
-
-
-def computed(client: "Any", name: str) -> "Any":
-    """Return a computed attribute of a client."""
-    session = client.session
-    if name == "oversize" or name == "downgraded":
-        return getattr(session, name)
-    if name == "client_id":
-        return str(client.connection.client_id, "utf-8")
-    if name == "granted" or name == "answer":
-        return getattr(session.five, name) if session.five else {}
-    if name == "unclaimed" or name == "failed" or name == "missed":
-        return getattr(session.waiting, name) if session.waiting else 0
-    raise AttributeError(name)

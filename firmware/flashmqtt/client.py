@@ -367,7 +367,7 @@ class Client:
             return self.session.pending()
         if name[0] == "_":
             raise AttributeError(name)
-        from .arguments import computed
+        from .attributes import computed
 
         return computed(self, name)
 
