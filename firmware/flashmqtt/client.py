@@ -466,8 +466,8 @@ class Client:
         session = self.session
         if session.busy:
             session.interrupted()
-        session.busy = True
         try:
+            session.busy = True
             now_ms = ticks_ms()
             link = self.link
             handle = n = 0
@@ -501,7 +501,7 @@ class Client:
                 return handle
         finally:
             session.busy = False
-        self.poll(None)
+        self._work(None)
         return handle
 
     def _publish(self, topic: "Any", payload: "Any", qos: int, retain: bool, properties: "Any", now_ms: int) -> int:
@@ -631,7 +631,7 @@ class Client:
         link = self.link
         deadline = self._deadline(timeout_s)
         if not link.handling:
-            self.poll(None)
+            self._work(None)
             while link.is_open() and asked.result() is None:
                 self._wait_step(deadline, "no answer to SUBSCRIBE or UNSUBSCRIBE")
         return asked.granted()
@@ -693,6 +693,8 @@ class Client:
             if timeout_ms < 0 or left <= 0:
                 return 0
             self._wait(left)
+
+    _work = poll  # for the client's own calls: a subclass may replace `poll`
 
     def _raise(self) -> None:
         """Raise the first error of a handler, or call the handlers for a connection that ended."""
@@ -845,7 +847,7 @@ class Client:
             self._wait(left)
         elif what:
             self._left(deadline, what)
-        self.poll(None)
+        self._work(None)
 
     def _wait(self, left_ms: int) -> None:
         """Wait until the socket is ready, the link has something to do, or the time is over."""

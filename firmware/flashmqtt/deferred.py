@@ -88,13 +88,14 @@ class Deferred(WaitingQueue):
     def failed_now(self, error: "Any", finished: "Any") -> None:
         """A handler raised for the message that has just arrived; `finished` handlers had finished with it before."""
         client = self._client
-        now_ms = ticks_ms()
         try:
-            message = self.refuse(None, now_ms, isinstance(error, Exception), finished)
-        except MemoryError as full:
+            message = self.refuse(None, ticks_ms(), isinstance(error, Exception), finished)
+        except BaseException as full:  # no memory, or Ctrl-C: the broker sends it again
             message = None
             client.session.leave_unacknowledged()
-            client.link.fail(full, now_ms)  # the broker sends it again
+            client.link.fail(full, ticks_ms())
+            if not isinstance(full, MemoryError):
+                raise
         self.report_error(error, message or client.session.message)
 
     def failed_with(self, message: "Any", error: "Any") -> None:

@@ -453,12 +453,13 @@ class Link:
         self.drained = False
         self.events = 0
         self.shaking = None
-        for sock in (self.sock, self.polled):  # with TLS these are two
+        socks = self.sock, self.polled  # with TLS these are two
+        self.sock = self.polled = None
+        for sock in socks:
             try:
                 if sock:
                     sock.close()
             except OSError:
                 pass
-        self.sock = self.polled = None
         if self.connection.state != CLOSED:
             self.connection.close()

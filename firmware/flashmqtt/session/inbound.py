@@ -405,6 +405,7 @@ class Inbound:
 def show(message: "Any", buf: "bytearray | memoryview", length: int) -> None:
     """Set a message to the held PUBLISH of this length in buf."""
     at = topic_start(buf)
+    message.qos = 2  # first: Ctrl-C may end this half-way, and QoS 2 makes the connection show the next message anew
     message.buffer = message.topic_buffer = buf
     message.topic_start = at
     at += buf[at - 2] << 8 | buf[at - 1]
@@ -422,7 +423,6 @@ def show(message: "Any", buf: "bytearray | memoryview", length: int) -> None:
     message.offset = 0
     message.total = length - at
     message.more = False
-    message.qos = 2
     message.retain = bool(buf[0] & 1)
     message.dup = False
 

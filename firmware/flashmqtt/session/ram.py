@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 _FINISHED = const(1)
 _MARKED = const(2)
+_SPARES = const(8)
 _SPARE_BYTES = const(2048)  # a longer body is not kept
 
 _len = len  # a board needs 5 us longer to find a builtin than to find a global
@@ -38,7 +39,7 @@ class RamStore:
     dropped = damaged = 0
     on_drop = None
     # Few programs set these. In a full table of attributes, MicroPython compares all names before it looks into the class.
-    _pieces: "Any" = None
+    _pieces: "Any" = b""
     _begun: "Any" = None  # a held message that comes in pieces: its key, its body
     _begun_done = 0
 
@@ -51,8 +52,8 @@ class RamStore:
         self._bodies: "list[Any]" = [None] * limit  # by seq % limit; not shorter than the message
         self._lengths = [0] * limit
         self._flags = bytearray(32)  # by seq & 31, of the messages from `low` on
-        # Bodies of finished messages, by `seq & 7`, and of discarded held ones, by `key & 7`.
-        self._spares: "list[Any]" = [None] * 8
+        self._spares: "list[Any]" = [None] * _SPARES  # bodies of messages that are done
+        self._spare_count = 0
         self._keys: "list[int]" = []  # of held messages, oldest first
         self._held: "list[Any]" = []
         self._held_lengths: "list[int]" = []
@@ -71,8 +72,11 @@ class RamStore:
             raise StoreFull("%d messages wait: deliver some, or raise limit" % limit)
         if length > _len(buf):
             raise UsageError("%d bytes of %d" % (length, len(buf)))
-        body = self._spares[seq & 7]
-        self._spares[seq & 7] = None
+        body = None
+        n = self._spare_count
+        if n:
+            self._spare_count = n = n - 1
+            body = self._spares[n]
         if body is None or _len(body) < length:
             body = bytearray(length)
         raw_copy(body, buf, length, 0, 0)
@@ -112,23 +116,25 @@ class RamStore:
 
     def finish(self, seq: int) -> None:
         """Remove a message that is done."""
-        at = seq % self.limit
-        body = self._bodies[at]
-        if body is not None:
-            self._bodies[at] = None
-            if _len(body) <= _SPARE_BYTES:
-                self._spares[seq & 7] = body
         flags = self._flags
         low = self.low
         if seq != low:
             flags[seq & 31] |= _FINISHED
-            return
-        flags[seq & 31] = 0
-        low += 1
-        while flags[low & 31] & _FINISHED:
-            flags[low & 31] = 0
+        else:
+            flags[seq & 31] = 0
             low += 1
-        self.low = low
+            while flags[low & 31] & _FINISHED:
+                flags[low & 31] = 0
+                low += 1
+            self.low = low
+        # Last, because Ctrl-C may end this half-way, and an unfinished message needs its body.
+        at = seq % self.limit
+        body = self._bodies[at]
+        self._bodies[at] = None
+        n = self._spare_count
+        if n < _SPARES and body is not None and _len(body) <= _SPARE_BYTES:
+            self._spares[n] = body
+            self._spare_count = n + 1
 
     def is_finished(self, seq: int) -> bool:
         """Return whether a message in the window is done."""
@@ -160,8 +166,13 @@ class RamStore:
         """
         if len(self._keys) >= self.hold_limit:
             raise StoreFull("%d messages are held, which is the limit" % self.hold_limit)
-        body = self._spares[key & 7]
-        self._spares[key & 7] = None
+        body = None
+        n = self._spare_count
+        if length > len(buf):
+            raise UsageError("%d bytes of %d" % (length, len(buf)))
+        if n:
+            self._spare_count = n = n - 1
+            body = self._spares[n]
         if body is None or len(body) < length:
             body = bytearray(length)
         copy(body, 0, buf, 0, length)
@@ -221,8 +232,10 @@ class RamStore:
         self._keys.pop(at)
         self._held_lengths.pop(at)
         body = self._held.pop(at)
-        if len(body) <= _SPARE_BYTES:
-            self._spares[key & 7] = body
+        n = self._spare_count
+        if n < _SPARES and len(body) <= _SPARE_BYTES:
+            self._spares[n] = body
+            self._spare_count = n + 1
 
     # --- the note, and durability ---
 

@@ -305,8 +305,8 @@ class Session:
         """
         if self.busy:
             self.interrupted()
-        self.busy = True
         try:
+            self.busy = True
             return self.store_message(topic, payload, qos, retain, properties, -1)
         finally:
             self.busy = False
