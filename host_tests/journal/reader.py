@@ -136,7 +136,7 @@ class Record:
     @property
     def carried(self) -> bool:
         """Whether an opening wrote it before its header was there."""
-        return self.type in (HELD, LIST) and self.kind & CARRIED > 0
+        return self.type in (MESSAGE, HELD, LIST) and self.kind & CARRIED > 0
 
 
 def _record_at(number: int, content: bytes, at: int, seed: int) -> tuple[Record, int]:
@@ -244,9 +244,17 @@ class _Reading:
         content = self.contents[header.sector]
         return read_records(header.sector, content, header.sequence, header.end, limit)
 
+    def counts(self, header: Header) -> bool:
+        """Whether the records make a sector count [Commit rule]."""
+        whole = [record for record in self.records(header, self.size) if record.whole]
+        confirming = [record for record in whole if not record.carried]
+        if len(confirming) == 1 and confirming[0].kind == STATE:
+            return sum(record.carried and record.type == MESSAGE for record in whole) >= confirming[0].key
+        return bool(confirming)
+
     def head(self) -> Header | None:
         """The counting sector with the highest sequence [Commit rule]."""
-        counting = [h for h in self.headers if any(r.whole and not r.carried for r in self.records(h, self.size))]
+        counting = [header for header in self.headers if self.counts(header)]
         counting.sort(key=lambda header: header.sequence)
         while len(counting) > 1:
             below = counting[-2]

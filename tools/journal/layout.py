@@ -41,7 +41,7 @@ NONE = 0xFFFF
 # A record: the CRC-32 of the rest, seeded with the sector's sequence; the rest of the head; the body, padded to 4 bytes with FF.
 R_LENGTH = 4  # of the body; FF: not yet written
 R_KIND = 5
-R_KEY = 6  # MESSAGE: the piece; HELD: the key
+R_KEY = 6  # MESSAGE: the piece; HELD: the key; STATE: in an opening, how many messages it carried
 R_SEQ = 8  # MESSAGE: the sequence; HELD: the piece; else the dropped messages
 R_LOW = 12
 R_FINISHED = 16
@@ -52,7 +52,7 @@ BODY_MAX = 232  # a record fills a page at most
 # R_KIND: a type and two flags.
 TYPE = 0x0F
 MOUNT = 0x40  # STATE: a mount continues here after a clean end
-CARRIED = 0x40  # HELD, LIST: written while the sector was opened, before its header
+CARRIED = 0x40  # MESSAGE, HELD, LIST: written while the sector was opened, before its header
 LAST = 0x80  # MESSAGE, HELD: the last piece
 CLOSE = 0x80  # STATE: a clean end
 MESSAGE = 1
@@ -61,5 +61,6 @@ STATE = 3
 RELEASED = 4
 NOTE = 5
 LIST = 6
+CARRIED_MESSAGE = 0xC1  # MESSAGE, CARRIED, LAST: only messages of one record are carried
 
 SEQUENCE_LIMIT = 0x3FFFFFFF

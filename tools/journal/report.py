@@ -48,7 +48,7 @@ class Record:
     @property
     def carried(self) -> bool:
         """Whether it was copied into its sector before the sector's header was written."""
-        return self.type == layout.HELD and self.kind & layout.CARRIED > 0
+        return self.type in (layout.MESSAGE, layout.HELD, layout.LIST) and self.kind & layout.CARRIED > 0
 
     @property
     def name(self) -> str:
@@ -139,7 +139,10 @@ def read_sector(number: int, content: bytes) -> Sector:
     sector.note = content[layout.H_NOTE : layout.H_NOTE + layout.NOTE_SIZE]
     sector.held, sector.used, sector.limit = listed, end, len(content)
     _read_records(sector, content, end)
-    if all(record.carried for record in sector.records):
+    confirming = [record for record in sector.records if not record.carried]
+    carried = [record for record in sector.records if record.kind == layout.CARRIED_MESSAGE]
+    opened = len(confirming) == 1 and confirming[0].kind == layout.STATE
+    if not confirming or (opened and confirming[0].key > len(carried)):
         sector.state = "unconfirmed"
     return sector
 

@@ -683,9 +683,20 @@ class Journal:
             self.worn = True
 
     def _open(
-        self, kind: int, key: int, seq: int, buf: "bytes | bytearray | memoryview", start: int, n: int, need: int
+        self,
+        kind: int,
+        key: int,
+        seq: int,
+        buf: "bytes | bytearray | memoryview",
+        start: int,
+        n: int,
+        need: int,
+        carry: "Any" = None,
     ) -> int:
-        """Open the next sector with this record as its first one; return the record's offset."""
+        """Open the next sector with this record as its first one; return the record's offset.
+
+        carry: copies the head's messages into the new sector: `recovery.Recovery.carry`.
+        """
         message = kind & _TYPE == _MESSAGE
         held = self._held
         while True:
@@ -716,6 +727,8 @@ class Journal:
             self._seqs[target] = self._ring_seq
             try:
                 end = held.put_opening(target) if held is not None else 0
+                if carry:
+                    end = carry(self, target, end)
                 at = self._stage_header(target, tail, prev)
                 self._program(target, 0, at)
                 at = max(at, end)

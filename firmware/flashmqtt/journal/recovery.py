@@ -3,7 +3,7 @@
 The idea: the newest valid sector (a sector that "counts") has the whole state except the messages' bodies. Its header and its
 last record are programmed again with the same bytes, so that a marginal cell can't read differently the next time. Then the next
 sector is opened or, after a clean end, a mount record is written. Until that record is complete, nothing depends on the recovered
-state.
+state. If the newest sector has few messages, the next one takes them along, so that many power cuts don't fill the ring.
 
 Recovery runs once per boot, and its module does not stay in memory. It does not search the bodies; `journal` does that later.
 """
@@ -36,6 +36,7 @@ _LIST = const(6)
 _TYPE = const(15)
 _MOUNT = const(0x40)
 _LAST = const(0x80)
+_CARRIED_MESSAGE = const(0xC1)
 _NONE = const(0xFFFF)
 _WINDOW = const(32)
 _CHAINED = const(1)
@@ -130,6 +131,7 @@ class Recovery:
         self._header = bytearray(_PAGE)
         self._last = bytearray(_PAGE)
         self._last_at = self._end = 0
+        self._opened = False  # does only its opening make the newest sector count?
         self._mounts = self._clean = 0  # of the sector that was read last: how many mount records, does it end clean?
         self._void_to = 0  # the next opening needs a sequence above this
         self._magic = False  # does any sector begin with the magic number?
@@ -191,19 +193,21 @@ class Recovery:
                 break
             below = j._seqs[sector]
             j._ring_seq = max(j._ring_seq, below)
-            if not self._scan(j, sector, 0):
+            counts = self._scan(j, sector, 0)
+            if not counts:
                 j._seqs[sector] = 0  # an opening that was cut
                 continue
             asked += 1
             if self._clean:
                 self._void_to = max(self._void_to, below + _VOIDED * (self._mounts + 1))
-            if head < 0:
-                head = sector
-            elif j._seqs[head] <= below + _VOIDED * self._mounts:
+            if head >= 0:
+                if j._seqs[head] > below + _VOIDED * self._mounts:
+                    continue
                 for other in range(self._sectors):
                     if j._seqs[other] > below:
                         j._seqs[other] = 0  # void: a later mount continued in this sector after its clean end
-                head = sector
+            head = sector
+            self._opened = counts == 1
         return head
 
     def _highest(self, j: "Any", below: int) -> "Any":
@@ -218,22 +222,30 @@ class Recovery:
     def _scan(self, j: "Any", sector: int, at: int) -> int:
         """Read the records of a sector; return how many make it count: those that were written after the header.
 
-        Count its mount records. If `at` is not 0, keep the last record.
+        Count its mount records. If `at` is not 0, keep the last record. After an opening that was cut, the sector's erase may
+        have been cut, too: then the messages that it carried are marginal. If one is gone, the sector does not count (its opening
+        states how many there were). Otherwise they are programmed again, as `_confirm` does with the last record.
         """
         keep = at
-        counts = self._mounts = self._clean = 0
+        counts = carried = self._mounts = self._clean = 0
         while j._find(sector, at, j._sector_bytes):
             at = self._end = j._record_end
             self._last_at = j._at
+            kind = j._kind
             if keep:
                 copy(self._last, 0, j._page, j._at & 255, _RECORD + j._length)
-            state = j._kind & _TYPE == _STATE
-            self._clean = state and j._kind & _LAST
-            if state and j._kind & _MOUNT:
-                self._mounts += 1
-            if state or not j._kind & _MOUNT:
+                if kind == _CARRIED_MESSAGE and self._opened:
+                    self._again(j, sector, j._at, self._last, _RECORD + j._length)
+            self._clean = 0
+            if kind & _TYPE == _STATE:
                 counts += 1
-        return counts
+                self._clean = kind & _LAST
+                self._mounts += kind >> 6 & 1  # the flag _MOUNT
+            elif kind & _MOUNT:
+                carried += kind == _CARRIED_MESSAGE
+            else:
+                counts += 1
+        return 0 if counts == 1 and kind == _STATE and j._key > carried else counts
 
     # --- the head ---
 
@@ -271,10 +283,53 @@ class Recovery:
         # sequences that this record would make void.
         j._ring_seq = max(j._ring_seq, self._void_to)
         # The new sector repeats the recovered state before anything depends on that state.
+        self._top = top = j.next_seq
+        head_top = j._head_top
+        carry: "Any" = self.carry
+        # If the head's messages fit into half of the new sector, they move there, and the head leaves the chain.
+        j.next_seq = max(j._first[head], j.low, j.floor)  # what the new header states as `first`
+        j._head_top = 0
+        j._chain_from(False)
         try:
-            j._end = j._open(_STATE, 0, j.next_seq, b"", 0, 0, _FOR_STATE) + _RECORD
+            carry(j, -1, 0)
+        except FlashFailed:
+            carry = None
+            j.next_seq = top
+            j._head_top = head_top
+        try:
+            j._end = j._open(_STATE, top - j.next_seq, top, b"", 0, 0, _FOR_STATE, carry) + _RECORD
+            if j.next_seq < top:
+                j._head_top = j.next_seq = top
+                j._write_state(0)  # now the sector counts even if a message that it carried is damaged
         except StoreWorn:  # `worn` is set
-            pass
+            j._head_top = j.next_seq = top
+
+    def carry(self, j: "Any", target: int, at: int) -> int:
+        """Copy the head's messages, from `next_seq` on, into a sector; return where they end. Only compute that if target is -1.
+
+        Raises:
+            FlashFailed: the messages are not all there, or not each in one record; or a program operation failed.
+        """
+        at = at or _HEADER
+        floor = max(j.low, j.floor)
+        seq = j.next_seq
+        place = 0
+        while j._find(j._head, place, j._end):
+            place = j._record_end
+            if j._kind & _TYPE != _MESSAGE or j._seq < floor:
+                continue
+            if j._seq != seq or j._key or j._kind < _LAST:
+                raise FlashFailed
+            n = j._length
+            if (at & 255) + _RECORD + n > _PAGE:
+                at = (at | 255) + 1
+            if target >= 0:
+                j._put(target, at, _CARRIED_MESSAGE, 0, seq, j._page, (j._at & 255) + _RECORD, n)
+            at += (_RECORD + 3 + n) & -4
+            seq += 1
+        if seq != self._top or (target < 0 and (j._keep_head or at > j._sector_bytes >> 1)):
+            raise FlashFailed
+        return at
 
     def _apply(self, j: "Any", sector: int, at: int, end: int) -> None:
         """Apply the head's records, or those of a newer sector whose header is damaged, except for its messages."""
@@ -362,17 +417,17 @@ class Recovery:
         n = _header_end(page)
         if not n or not self._scan(j, head, n):
             return False
-        at = 0
-        for _ in range(2):
-            copy(j._out, at & j._offset_mask, page, 0, n)
-            try:
-                j._program(head, at, n, True)
-            except FlashFailed:
-                self._clean = False  # it was read whole, and the next sector will repeat its state
-            at = self._last_at
-            page = self._last
-            n = _RECORD + page[4]
+        self._again(j, head, 0, page, n)
+        self._again(j, head, self._last_at, self._last, _RECORD + self._last[4])
         return True
+
+    def _again(self, j: "Any", sector: int, at: int, page: "bytearray", n: int) -> None:
+        """Program n bytes again."""
+        copy(j._out, at & j._offset_mask, page, 0, n)
+        try:
+            j._program(sector, at, n, True)
+        except FlashFailed:
+            self._clean = False  # it was read whole, and the next sector will repeat its state
 
     # --- the chain ---
 

@@ -33,6 +33,7 @@ from .model import BREAKS, DROP_OLDEST, REFUSE, WINDOW, Driver, Lost, Model, acc
 
 WHOLE, BLANK, GARBLED, HEADLESS = range(4)
 READINGS = 3  # the first three are enumerated
+CARRIED = (0x41, 0x42, 0x46)  # kinds of records, without the flag 80, that don't make a sector count
 _intern: dict = {}
 
 
@@ -43,7 +44,7 @@ class SecondValue(AssertionError):
 class Cells(Region):
     """A region of units. A sector is a tuple of (offset, content, firm), a state is a tuple of sectors.
 
-    skip: kinds of units ("header", "record") that a second program of the same bytes does not make firm: a mutation.
+    skip: kinds of units ("header", "record", "carried") that a second program of the same bytes does not make firm: a mutation.
     pulse: a cut erase also leaves cells marginal that read 1 before; a second program does not make them firm.
     """
 
@@ -165,6 +166,8 @@ class Cells(Region):
         else:
             cut = units
             kind = "header" if start == 0 else "record"
+            if content[5 - start % 4] & 0x4F == 0x41:  # a CRC may begin with FF
+                kind = "carried"
             done = units
             at = sector * size + start
             whole = self.image[at : at + len(content)] == content
@@ -208,7 +211,7 @@ class Cells(Region):
         counting = {
             int.from_bytes(header[8:12], "little"): sector
             for sector, header in headers.items()
-            if any(kind & 0x4F != 0x42 for _, kind in records[sector])
+            if any(kind & 0x4F not in CARRIED for _, kind in records[sector])
         }
         head = -1
         void_to = 0
@@ -536,12 +539,17 @@ PLANS = (
     Plan("full", 6, start="AAAAmhf", letters=("aAfmhD", "afu"), steps=(1, 1), cuts=5),
     Plan("drop", 5, start="AAAA", policy=DROP_OLDEST, letters=("aAfm", "af"), steps=(1,), cuts=4),
     Plan("held", 5, start="ah", letters=("hHDc", "aD"), steps=(1,), cuts=4),
+    # Mounts that carry messages from sector to sector: five cuts in them; steps between the cuts, and a held message in an older
+    # sector; a ring that drops the oldest messages.
+    Plan("carry", 4, start="aa", letters=("",), steps=(0,), cuts=5),
+    Plan("carry-between", 5, start="hraa", letters=("afm", "af"), steps=(1,), cuts=4),
+    Plan("carry-drop", 4, start="aa", policy=DROP_OLDEST, letters=("a", "af"), steps=(1,), cuts=4),
     # Clean ends.
     Plan("clean", 4, letters=("acf",), steps=(2,), cuts=3),
     Plan("clean-between", 4, letters=("ac",), steps=(1,), cuts=5),
     Plan("clean-five", 5, letters=("ac", "", "a"), steps=(2, 0, 1), cuts=5),
 )
-SHORT_PLANS = ("first-256", "two-steps-64", "two-steps-1", "full", "clean-five")
+SHORT_PLANS = ("first-256", "two-steps-64", "two-steps-1", "full", "carry-drop", "clean-five")
 
 
 # --- mutations: the check must be able to fail ---
@@ -563,6 +571,27 @@ class Mutation:
             Cells.skip = ("header",)
         elif self.name == "record":  # the last record is not programmed again
             Cells.skip = ("record",)
+        elif self.name == "carried":  # carried messages are not programmed again
+            Cells.skip = ("carried",)
+        elif self.name == "whole":  # an opening does not state how many messages were carried
+
+            def opens(self, kind, key, *args):
+                return opened(self, kind, 0, *args)
+
+            patched["_open"] = opens
+        elif self.name == "order":  # messages are carried after the opening is complete
+
+            def opens_first(self, kind, key, seq, buf, start, n, need, carry=None):
+                old, end = self._head, self._end
+                at = opened(self, kind, 0, seq, buf, start, n, need)
+                if carry:
+                    new = self._head
+                    self._head, self._end = old, end
+                    at = carry(self, new, at + 24) - 24
+                    self._head = new
+                return at
+
+            patched["_open"] = opens_first
         elif self.name == "supersede":  # a head without messages stays on the chain
 
             def keeps(self, *args):
@@ -598,7 +627,7 @@ class Mutation:
             setattr(self.journal, name, method)
 
 
-MUTATIONS = ("header", "record", "supersede", "free", "one")
+MUTATIONS = ("header", "record", "carried", "whole", "order", "supersede", "free", "one")
 
 
 # --- random chains on larger journals ---
