@@ -284,18 +284,15 @@ class Recovery:
         j._ring_seq = max(j._ring_seq, self._void_to)
         # The new sector repeats the recovered state before anything depends on that state.
         self._top = top = j.next_seq
-        head_top = j._head_top
         carry: "Any" = self.carry
         # If the head's messages fit into half of the new sector, they move there, and the head leaves the chain.
         j.next_seq = max(j._first[head], j.low, j.floor)  # what the new header states as `first`
-        j._head_top = 0
-        j._chain_from(False)
         try:
             carry(j, -1, 0)
+            j._head_top = 0
         except FlashFailed:
             carry = None
             j.next_seq = top
-            j._head_top = head_top
         try:
             j._end = j._open(_STATE, top - j.next_seq, top, b"", 0, 0, _FOR_STATE, carry) + _RECORD
             if j.next_seq < top:
@@ -327,7 +324,7 @@ class Recovery:
                 j._put(target, at, _CARRIED_MESSAGE, 0, seq, j._page, (j._at & 255) + _RECORD, n)
             at += (_RECORD + 3 + n) & -4
             seq += 1
-        if seq != self._top or (target < 0 and (j._keep_head or at > j._sector_bytes >> 1)):
+        if seq != self._top or (target < 0 and (at > j._sector_bytes >> 1 or self._in_head and self._places)):
             raise FlashFailed
         return at
 
