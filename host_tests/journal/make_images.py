@@ -152,6 +152,30 @@ def long():
     return journal.region
 
 
+def carried():
+    """Return a journal that two mounts carried from sector to sector: message 2 is finished, message 3 marked."""
+    journal = blank()
+    for text in (b"one", b"two", b"three"):
+        append(journal, text)
+    journal.finish(2)
+    journal.mark(3)
+    journal.flush()
+    journal = mounted(journal.region)
+    append(journal, b"four")
+    return mounted(journal.region).region
+
+
+def half_erased():
+    """Return the same, but the record after the opening was cut, and then the sector's erase: a carried message lost bits."""
+    region = carried()
+    start = 2 * SECTOR
+    body = region.cells.index(b"three", start)
+    region.cells[body : body + 5] = b"\xff" * 5
+    opening_end = region.cells.index(b"four", start) + 4 + 24
+    region.cells[opening_end : start + SECTOR] = b"\xff" * (start + SECTOR - opening_end)
+    return region
+
+
 def first_mount():
     """Return a region whose first mount was cut inside the header."""
     region = CutRegion(None, 1, 50)
@@ -177,7 +201,7 @@ def foreign():
     return region
 
 
-MADE = (example, closed, reopened, torn, full, dropped, held, long, first_mount, damaged, foreign)
+MADE = (example, closed, reopened, torn, full, dropped, held, long, carried, half_erased, first_mount, damaged, foreign)
 
 if __name__ == "__main__":
     for make in MADE:
