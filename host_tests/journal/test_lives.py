@@ -32,7 +32,7 @@ def test_every_series_of_cuts_with_marginal_bits_keeps_all_guarantees(page, sect
 
 @pytest.mark.req("S1", "S2")
 @pytest.mark.parametrize(
-    ("sectors", "start", "policy"), [(4, "aa", 0), (5, "hraa", 0), (4, "aaraara", 0), (4, "aa", 1)]
+    ("sectors", "start", "policy"), [(4, "aa", 0), (5, "hraa", 0), (5, "aaaraaffu", 0), (4, "aa", 1)]
 )
 def test_every_series_of_cuts_in_mounts_that_carry_messages_keeps_all_guarantees(sectors, start, policy):
     """One of the cuts may be in an erase of a sector whose opening was cut: what it carried is marginal, too."""
@@ -68,6 +68,7 @@ CATCH = {
     "record": (Plan("two", 4, letters=("afu",), steps=(2,), cuts=3),),
     "carried": (Plan("carry", 4, start="aa", letters=("",), steps=(0,), cuts=4),),
     "whole": (Plan("carry", 4, start="aa", letters=("",), steps=(0,), cuts=3),),
+    "first": (Plan("carry", 5, start="aaaraaffu", letters=("a",), steps=(1,), cuts=2),),
     "order": (Plan("carry", 4, start="aa", letters=("a",), steps=(1,), cuts=2),),
     "supersede": (Plan("two", 4, letters=("Af", ""), steps=(2, 0), cuts=5),),
     "free": (Plan("two", 4, letters=("afu",), steps=(2,), cuts=4),),

@@ -381,3 +381,21 @@ def test_carried_held_messages_are_found_by_the_header_list():
     assert image.read().held == [(5, b"five"), (6, b"six")] and image.read().head == 2
     image.put(RELEASED, (5).to_bytes(2, "little"))
     assert image.read().held == [(6, b"six")]
+
+
+@pytest.mark.req("S1", "S2")
+def test_sector_with_only_its_opening_counts_if_all_carried_messages_are_there():
+    image = first()
+    image.message(1, b"one")
+    image.message(2, b"two")
+    image.open(1, 2, first=1, boot=2, tail=1, previous=(0xFFFF, 0, 0))
+    image.put(MESSAGE | LAST | 0x40, b"one", 1)
+    two = image.put(MESSAGE | LAST | 0x40, b"two", 2)
+    assert image.read().head == 0  # carried records alone do not make the sector count
+    image.put(STATE, sequence=3, key=2)
+    state = image.read()
+    assert (state.head, state.chain, state.next_seq, state.messages) == (1, [1], 3, {1: b"one", 2: b"two"})
+    image.flip(two, 25)
+    assert (image.read().head, image.read().messages) == (0, {1: b"one", 2: b"two"})
+    image.put(STATE, sequence=3)
+    assert (image.read().head, image.read().messages) == (1, {1: b"one", 2: None})

@@ -540,10 +540,11 @@ PLANS = (
     Plan("drop", 5, start="AAAA", policy=DROP_OLDEST, letters=("aAfm", "af"), steps=(1,), cuts=4),
     Plan("held", 5, start="ah", letters=("hHDc", "aD"), steps=(1,), cuts=4),
     # Mounts that carry messages from sector to sector: five cuts in them; steps between the cuts, and a held message in an older
-    # sector; a ring that drops the oldest messages.
+    # sector; a ring that drops the oldest messages; an older message in the sector before.
     Plan("carry", 4, start="aa", letters=("",), steps=(0,), cuts=5),
     Plan("carry-between", 5, start="hraa", letters=("afm", "af"), steps=(1,), cuts=4),
     Plan("carry-drop", 4, start="aa", policy=DROP_OLDEST, letters=("a", "af"), steps=(1,), cuts=4),
+    Plan("carry-behind", 5, start="aaaraaffu", letters=("afm", "af"), steps=(1,), cuts=3),
     # Clean ends.
     Plan("clean", 4, letters=("acf",), steps=(2,), cuts=3),
     Plan("clean-between", 4, letters=("ac",), steps=(1,), cuts=5),
@@ -579,6 +580,13 @@ class Mutation:
                 return opened(self, kind, 0, *args)
 
             patched["_open"] = opens
+        elif self.name == "first":  # the header names a message before the carried ones as its first
+
+            def opens_early(self, kind, key, seq, *args):
+                self.next_seq -= seq > self.next_seq
+                return opened(self, kind, key, seq, *args)
+
+            patched["_open"] = opens_early
         elif self.name == "order":  # messages are carried after the opening is complete
 
             def opens_first(self, kind, key, seq, buf, start, n, need, carry=None):
@@ -627,7 +635,7 @@ class Mutation:
             setattr(self.journal, name, method)
 
 
-MUTATIONS = ("header", "record", "carried", "whole", "order", "supersede", "free", "one")
+MUTATIONS = ("header", "record", "carried", "whole", "first", "order", "supersede", "free", "one")
 
 
 # --- random chains on larger journals ---
