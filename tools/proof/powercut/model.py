@@ -285,10 +285,11 @@ class Driver:
 
     def sync(self):
         """Make marks and discards durable."""
-        m = self.model
-        dirty = m.discarded or [seq for seq, mark in m.marks.items() if mark == 2 and seq not in m.finished]
-        self.journal.sync()
-        if dirty:
+        m, j = self.model, self.journal
+        marks = [seq for seq, mark in m.marks.items() if mark == 2 and seq not in m.finished]
+        end = j._head, j._end
+        j.sync()
+        if marks or end != (j._head, j._end):  # discards need no write if a sector was opened after them
             self.written()
         self._discarded()
 
