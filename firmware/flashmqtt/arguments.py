@@ -126,4 +126,6 @@ def disconnect_properties(session: "Any", code: int, expiry_s: "int | None") -> 
     """Return the properties of level 5's DISCONNECT."""
     if session.level != 5:
         raise UsageError("code and expiry_s need level 5, not %d" % session.level)
+    if expiry_s is not None and (not isinstance(expiry_s, int) or expiry_s < 0 or expiry_s >> 32):
+        raise UsageError("expiry_s %r: 0 to 4294967295" % (expiry_s,))
     return session.five.disconnect_properties(code, expiry_s)

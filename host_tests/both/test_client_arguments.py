@@ -433,3 +433,11 @@ def test_delivered_refuses_what_publish_never_returned():
         with pytest.raises(UsageError) as caught:
             mqtt.delivered(wrong)
         assert str(caught.value) == "handle %d: no message has this number; the last one has %d" % (wrong, handle)
+
+
+@pytest.mark.req("W12")
+@pytest.mark.parametrize("expiry_s", [-1, 1 << 32, 1.5, "60", b"60", [60]])
+def test_invalid_session_expiry_is_refused_by_name(expiry_s):
+    with pytest.raises(UsageError) as caught:
+        client(level=5).disconnect(expiry_s=expiry_s)
+    assert str(caught.value) == "expiry_s %r: 0 to 4294967295" % (expiry_s,)
