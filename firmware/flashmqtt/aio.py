@@ -346,6 +346,10 @@ class Client:
             UsageError: no message has this handle.
         """
         blocking = self._blocking
+        if type(handle) is not int or handle >= self.session.store.next_seq:  # it would wait for ever
+            from .arguments import refuse_handle
+
+            refuse_handle(self.session, handle)
         await self._until(lambda: blocking.delivered(handle) or self.session.is_done(handle), timeout_s or 0)
         return blocking.delivered(handle)
 

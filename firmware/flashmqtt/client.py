@@ -541,16 +541,15 @@ class Client:
         also for an old message that was delivered between undelivered ones, if there were more than 32 of these since the reboot.
 
         Raises:
-            Refused: the broker refused the message. UsageError: no message has this handle.
+            Refused: the broker refused the message. UsageError: it is not a number.
         """
-        session = self.session
-        if type(handle) is not int or handle >= session.store.next_seq:
+        if type(handle) is not int:
             from .arguments import refuse_handle
 
-            refuse_handle(session, handle)
+            refuse_handle(self.session, handle)
         if handle in self._refusals:
             raise Refused("message %d" % handle, self._refusals[handle])
-        return session.delivered(handle)
+        return self.session.delivered(handle)
 
     def drain(self, timeout_s: float) -> bool:
         """Wait up to timeout_s until no message is pending; return whether the backlog is empty."""
