@@ -7,16 +7,14 @@ verdict and report again. At the end it searches all bytes and all compressed va
 
 If it is killed, start the same command again: it continues, and the tables are consistent after each step. The collector
 and the run must be stopped. Exit status: 0 if no file contains a name, 1 if a file still does (it is listed), 2 if the
-command failed, 3 if there was no data of a device (its name may be wrong).
+command failed.
 """
 
 from __future__ import annotations
 
 import contextlib
 import difflib
-import hashlib
 import os
-import secrets
 import sys
 import time
 import uuid
@@ -49,8 +47,6 @@ from .storage import Storage
 MESSAGE = ["topic", "payload", "collector", "segment", "row", "arrival"]
 KEPT = (COMMITS, FORMAT_FILE, "checkpoint", "sinks")
 """These can't be made again, unlike pages, so they are never deleted as a whole."""
-BEGUN = "forgetting.json"
-"""Digests of the names that an attempt began to delete, until one has deleted all: its data may be gone when it is repeated."""
 OUT_OF_REACH = (
     "the broker: its retained messages, and its queues for offline sessions",
     "the board: wipe it first (make wipe JOURNAL=1), or its next message brings the device back",
@@ -130,7 +126,7 @@ def forget(
         names = Names(devices, others.devices, format_words(), others.texts, others.topics, plain.devices_of)
         done.weak = names.weak
         done.others = others.devices - names.devices
-        done.seen = _begin(output.storage, names.devices, others.seen | (others.devices & names.devices), dry)
+        done.seen = others.seen | (others.devices & names.devices)
         if not dry:
             if raw:
                 _clean_segments(raw, names, places, done, rules)
@@ -165,22 +161,7 @@ def forget(
                 done.shared |= set().union(*its) - names.devices
         if not dry:
             done.left += [f"{place}: {rows} rows" for place, rows in _forget_in_databases(output, devices) if rows]
-            if not done.left and output.storage.exists(BEGUN):
-                output.storage.delete(BEGUN)
     return done
-
-
-def _begin(storage: Storage, devices: set[str], seen: set[str], dry: bool) -> set[str]:
-    """Note that the deletion of the devices `seen` begins; return these, and those that an unfinished attempt began with.
-
-    The note has digests, because no file may keep a name.
-    """
-    noted: dict = storage.read_json(BEGUN) if storage.exists(BEGUN) else {"salt": secrets.token_hex(16), "names": []}
-    digests = {name: hashlib.sha256((noted["salt"] + name).encode()).hexdigest() for name in devices}
-    new = {digests[name] for name in seen} - set(noted["names"])
-    if new and not dry:
-        storage.write_json(BEGUN, {**noted, "names": sorted({*noted["names"], *new})})
-    return seen | {name for name in devices if digests[name] in noted["names"]}
 
 
 def format_words() -> bytes:
@@ -617,12 +598,13 @@ def main(argv: list[str] | None = None) -> int:
     print(f"  {time.monotonic() - begun:.1f} s", flush=True)
     if done.left and not given.dry_run:
         return 1
-    unknown = [name for name in devices if name not in done.seen]
-    for name in unknown:
+    for name in devices:
+        if name in done.seen:
+            continue
         similar = ", ".join(map(verdict.shown, difflib.get_close_matches(name, done.others | done.seen)))
-        text = f"forget: no data of {verdict.shown(name)} was found: check the name"
+        text = f"forget: no data of {verdict.shown(name)} was found: it was deleted before, or the name is wrong"
         print(f"{text}. Similar devices: {similar}" if similar else text, file=sys.stderr)
-    return 3 if unknown else 0
+    return 0
 
 
 def _confirmed(devices: list[str]) -> bool:

@@ -324,7 +324,7 @@ class Recovery:
                 j._put(target, at, _CARRIED_MESSAGE, 0, seq, j._page, (j._at & 255) + _RECORD, n)
             at += (_RECORD + 3 + n) & -4
             seq += 1
-        if seq != self._top or (target < 0 and (at > j._sector_bytes >> 1 or self._in_head and self._places)):
+        if seq != self._top or (target < 0 and (at > j._sector_bytes >> 1 or (self._in_head and self._places))):
             raise FlashFailed
         return at
 
