@@ -1,7 +1,7 @@
 """A QoS 0 message that is longer than the output's free room: it is sent in pieces, and not stored.
 
-Loaded with the first such message. It knows the clients' link and how the blocking client waits. While a part of the packet is in
-the output, the output is shut, so that no other packet gets in between.
+It knows the clients' link and how the blocking client waits. While a part of the packet is in the output, the output is shut, so
+that no other packet gets in between.
 """
 
 from .codec.encode import put_publish_head

@@ -1,6 +1,6 @@
 """Topic names and topic filters (§4.7; shared subscriptions: 5, §4.8.2): validity and matching, over bytes.
 
-It knows no packets and no subscription options. `matches` allocates nothing, so that a dispatcher may call it for every message.
+It knows no packets and no subscription options. `matches` allocates nothing.
 """
 
 from .utf8 import text_kind
@@ -16,7 +16,7 @@ _SHARE = b"$share/"
 def check_topic(topic: "bytes | bytearray | memoryview") -> None:
     """Raise InvalidTopic unless these bytes may be the topic of a PUBLISH.
 
-    At least one byte and at most 65 535 [MQTT-4.7.3-1] [MQTT-4.7.3-3], UTF-8 without U+0000 [MQTT-4.7.3-2], and no wildcard
+    1 to 65,535 bytes [MQTT-4.7.3-1] [MQTT-4.7.3-3], UTF-8 without U+0000 [MQTT-4.7.3-2], and no wildcard
     [MQTT-3.3.2-2] [MQTT-4.7.1-1] (5: [MQTT-4.7.0-1]).
     """
     n = len(topic)
@@ -77,7 +77,7 @@ def _share_end(filter_: "bytes | bytearray | memoryview") -> int:
 
 
 def matches(filter_: "bytes | bytearray | memoryview", topic: "bytes | bytearray | memoryview") -> bool:
-    """Return whether a valid filter matches a valid topic name; both are bytes-like, neither is changed.
+    """Return whether a valid filter matches a valid topic name.
 
     A leading `+` or `#` does not match a topic that starts with `$` [MQTT-4.7.2-1]; `a/#` also matches `a` (§4.7.1.2). In a
     shared subscription, the part after the share name is matched. Bytes are compared without normalization [MQTT-4.7.3-4].

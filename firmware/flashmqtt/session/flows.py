@@ -1,8 +1,7 @@
 """Every flow of QoS 1 and 2, both roles, as two transition tables (3.1.1 and 5, sections 4.3 and 4.4).
 
-They know no bytes and no storage. A state and an event give the next state and an action; `session.py` carries out the sender's
-actions, `inbound.py` the receiver's. firmware/DESIGN.md shows the tables, drawn from here by
-`python -m host_tests.session.flows`.
+They know no bytes and no storage. A state and an event give the next state and an action, for `session.py` and `inbound.py`.
+firmware/DESIGN.md shows the tables, drawn from here by `python -m host_tests.session.flows`.
 
 Sender:    PUBLISH -> [AWAIT_PUBACK] -> PUBACK                                                QoS 1
            PUBLISH -> [AWAIT_PUBREC] -> PUBREC -> mark, PUBREL -> [AWAIT_PUBCOMP] -> PUBCOMP  QoS 2
@@ -15,17 +14,17 @@ store. The receiver's state is the store's: HELD is what is held.
 
 from flashmqtt.compat import const
 
-# The sender's states. (A constant with an underscore costs a board nothing. `session.py` repeats these; a test compares them.)
+# The sender's states. (`session.py` repeats these; a test compares them.)
 _NONE = const(0)  # not sent on this connection, or finished, or an unknown id
 _AWAIT_PUBACK = const(1)
 _AWAIT_PUBREC = const(2)
 _AWAIT_PUBCOMP = const(3)
 
-# The receiver's states are _NONE and
+# The receiver's states: _NONE and
 _HELD = const(1)
 
 # Actions.
-_NOTHING = const(0)  # nothing to do; also a repetition that needs no answer
+_NOTHING = const(0)  # nothing to do; also a repetition with no answer
 _VIOLATION = const(1)  # the wrong flow's packet: the connection ends, the flow stays where it is [MQTT-4.8.0-1]
 _DONE = const(2)  # finish: delivered, or refused (5) [MQTT-4.3.2-1]; 5: [MQTT-4.3.2-3] [MQTT-4.3.3-5]
 _MARK = const(3)  # make durable that PUBREC was seen, then PUBREL [MQTT-4.3.3-1]; 5: [MQTT-4.3.3-3] [MQTT-4.3.3-4]

@@ -1,11 +1,9 @@
 """Subscriptions of a session (3.1.1 and 5, sections 3.8 to 3.11).
 
-One SUBSCRIBE or UNSUBSCRIBE is in flight at a time; it has all filters that are wanted, or not wanted, at that moment. If the
+One SUBSCRIBE or UNSUBSCRIBE is in flight at a time, with all filters that are (not) wanted at that moment. If the
 broker loses the session, the client subscribes again. A refused subscription is asked for again with every new connection, and
-after 10 s, 20 s and so on up to an hour: a broker may refuse because it is busy, or because a right will be granted later. This
-module knows its session and the output; it keeps handlers without calling them.
-
-A board that only publishes imports neither this module nor those it needs: that saves 2.4 KB of `.mpy`.
+after 10 s, 20 s and so on up to an hour: the broker may be busy, or a right be granted later. It knows session and output; it
+keeps handlers without calling them.
 """
 
 from flashmqtt.codec.subscribe import put_subscribe, put_unsubscribe
@@ -128,7 +126,7 @@ class Requests:
         handler: "Any",
         properties: "bytes | bytearray | memoryview | None",
     ) -> "Any":
-        """Do what the session's `subscribe` does."""
+        """Do what `Session.subscribe` does."""
         self.check(filter_, options, properties)
         entry = self.entry(filter_)
         entry.options = options
