@@ -18,7 +18,7 @@ from .client import COROUTINE, is_async, octets
 from .client import Client as _Blocking
 from .compat import TYPE_CHECKING, const, ticks_diff, ticks_ms
 from .connection import DELIVERED, DISCONNECTED, MESSAGE, NOTHING, OPEN
-from .errors import ConnectionLost, DeadlineExpired, FlashMqttError, InvalidTopic
+from .errors import ConnectionLost, DeadlineExpired, FlashMqttError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -312,15 +312,10 @@ class Client:
             from .session.pieces import packed
 
             properties = packed(session.level, properties)  # type: ignore[assignment]
-        try:
-            if qos:
-                handle = session.publish(topic, payload, qos, retain, properties)
-            elif self.connection.state == OPEN and not session.put_unstored(topic, payload, retain, properties):
-                await self._send(topic, payload, retain, properties)
-        except InvalidTopic:
-            from .arguments import refuse_topic
-
-            refuse_topic(topic, False)
+        if qos:
+            handle = session.publish(topic, payload, qos, retain, properties)
+        elif self.connection.state == OPEN and not session.put_unstored(topic, payload, retain, properties):
+            await self._send(topic, payload, retain, properties)
         self.link.flush(ticks_ms())
         await _sleep_ms(0)
         return handle

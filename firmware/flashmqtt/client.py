@@ -30,7 +30,6 @@ from .errors import (
     ConnectionLost,
     DeadlineExpired,
     FlashMqttError,
-    InvalidTopic,
     Refused,
     StoreWorn,
 )
@@ -515,19 +514,14 @@ class Client:
             from .session.pieces import packed
 
             properties = packed(session.level, properties)
-        try:
-            if qos:
-                handle = session.store_message(encoded, payload, qos, retain, properties, now_ms)
-            elif self.connection.state != OPEN:
-                return 0
-            elif not session.put_unstored(encoded, payload, retain, properties):
-                from .sending import send
+        if qos:
+            handle = session.store_message(encoded, payload, qos, retain, properties, now_ms)
+        elif self.connection.state != OPEN:
+            return 0
+        elif not session.put_unstored(encoded, payload, retain, properties):
+            from .sending import send
 
-                send(self, encoded, payload, retain, properties)
-        except InvalidTopic:
-            from .arguments import refuse_topic
-
-            refuse_topic(encoded, False)
+            send(self, encoded, payload, retain, properties)
         if session.level != _LEVEL_5 and not isinstance(topic, (bytearray, memoryview)):
             self._topic_bytes = encoded
             self._topic = topic  # valid and immutable

@@ -10,7 +10,7 @@ knows no session: the layers above choose packet ids and know the peer's limits.
 """
 
 from flashmqtt.compat import TYPE_CHECKING
-from flashmqtt.errors import BufferTooSmall, InvalidTopic, UsageError
+from flashmqtt.errors import BufferTooSmall, UsageError
 from flashmqtt.fast import copy
 
 from .quick import plain_end, put_message
@@ -49,7 +49,9 @@ def put_publish(
         or topic_length > 65535
         or not (topic_length or (level == 5 and properties))
     ):
-        raise InvalidTopic("not a topic name: %r" % bytes(topic[:40]))
+        from flashmqtt.arguments import refuse_topic
+
+        refuse_topic(topic, False)
     if isinstance(payload, str):  # its length would count characters
         raise UsageError("bytes, not str")
     if qos:
@@ -199,7 +201,9 @@ def put_connect(
             raise outside("will_qos", will_qos, 0, 2)
         flags |= 4 | will_qos << 3 | (32 if will_retain else 0)
         if not will_topic or text_kind(will_topic, 0, len(will_topic)):
-            raise InvalidTopic("not a topic name: %r" % bytes(will_topic[:40]))
+            from flashmqtt.arguments import refuse_topic
+
+            refuse_topic(will_topic, False)
         n += (
             _check_field(will_topic, False)
             + _check_field(will_payload, False)

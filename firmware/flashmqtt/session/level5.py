@@ -237,7 +237,7 @@ class Level5:
         an alias.
         """
         if not topic:  # with an alias, an empty topic would be valid
-            raise InvalidTopic("no topic")
+            raise InvalidTopic("not a topic name: b'': empty")
         properties = properties or b""
         n = len(payload)
         aliases = self._outbound

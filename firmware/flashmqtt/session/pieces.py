@@ -29,7 +29,7 @@ def publish(
     n = len(payload)
     packet_id = (store.next_seq - 1) % 65535 + 1
     if not topic:  # with an alias, level 5's codec would accept an empty topic
-        raise InvalidTopic("no topic")
+        raise InvalidTopic("not a topic name: b'': empty")
     head = put_publish_head(scratch, 0, topic, n, qos, retain, False, packet_id, session.level, properties)
     stamp = session.five.stamp(session, properties) if session.five and properties else b""
     if not store.begin(head + n + len(stamp)):
