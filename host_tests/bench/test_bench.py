@@ -170,7 +170,8 @@ def test_failed_area_keeps_the_earlier_results():
 
 
 def test_chip_without_an_image_reports_it_and_keeps_its_figures(monkeypatch, capsys):
-    monkeypatch.delenv("FLASHMQTT_UF2", raising=False)
+    for name in ("FLASHMQTT_UF2", "FLASHMQTT_MICROPYTHON32"):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(chip.Proxy, "operation", lambda self, case, count, journal: 375_000)
     monkeypatch.setattr(chip.shutil, "which", lambda name: "/usr/bin/valgrind")
     monkeypatch.setattr(chip.figures, "committed", lambda: result("chip", {"chip.append_100_ms": 3.0}))
