@@ -31,7 +31,7 @@ from flashmqtt.codec.reasons import (
     SUBSCRIPTION_IDENTIFIERS_NOT_SUPPORTED,
 )
 from flashmqtt.compat import TYPE_CHECKING, const
-from flashmqtt.errors import BufferTooSmall, InvalidTopic, UsageError
+from flashmqtt.errors import BufferTooSmall, UsageError
 from flashmqtt.fast import copy
 
 if TYPE_CHECKING:
@@ -237,7 +237,9 @@ class Level5:
         an alias.
         """
         if not topic:  # with an alias, an empty topic would be valid
-            raise InvalidTopic("not a topic name: b'': empty")
+            from flashmqtt.arguments import refuse_topic
+
+            refuse_topic(topic, False)
         properties = properties or b""
         n = len(payload)
         aliases = self._outbound

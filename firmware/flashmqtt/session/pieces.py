@@ -6,7 +6,7 @@ the output, the output is shut, so that no other packet gets in between. For QoS
 
 from flashmqtt.codec.encode import put_publish_head
 from flashmqtt.compat import TYPE_CHECKING, const
-from flashmqtt.errors import ConnectionLost, InvalidTopic, StoreCorrupt, UsageError
+from flashmqtt.errors import ConnectionLost, StoreCorrupt, UsageError
 
 if TYPE_CHECKING:
     from typing import Any  # noqa: TID251
@@ -29,7 +29,9 @@ def publish(
     n = len(payload)
     packet_id = (store.next_seq - 1) % 65535 + 1
     if not topic:  # with an alias, level 5's codec would accept an empty topic
-        raise InvalidTopic("not a topic name: b'': empty")
+        from flashmqtt.arguments import refuse_topic
+
+        refuse_topic(topic, False)
     head = put_publish_head(scratch, 0, topic, n, qos, retain, False, packet_id, session.level, properties)
     stamp = session.five.stamp(session, properties) if session.five and properties else b""
     if not store.begin(head + n + len(stamp)):

@@ -72,7 +72,7 @@ class RamStore:
             raise StoreFull("%d messages wait: deliver some, or raise limit" % limit)
         if length > _len(buf):
             raise UsageError("%d bytes of %d" % (length, len(buf)))
-        body = None
+        body = None  # the next lines stand in `hold`, too: a call for each message costs a board 25 us
         n = self._spare_count
         if n:
             self._spare_count = n = n - 1
