@@ -73,8 +73,10 @@ def test_journal_that_dropped_its_oldest_messages_is_read():
 
 
 @pytest.mark.req("S1", "S2")
-def test_held_messages_and_the_note_are_read():
-    journal = Journal(image("held"))
+@pytest.mark.parametrize("name", ("held", "held_without_count"))
+def test_held_messages_and_the_note_are_read(name):
+    """Older code wrote `held_without_count`: its opening does not state how many records were carried."""
+    journal = Journal(image(name))
     long = bytes(range(250)) * 3
     assert sorted(inbound(journal)) == [(1, b"stays"), (2, b"key 2"), (4, b"key 4"), (500, long), (65535, b"key 65535")]
     assert journal.note == b"twelve bytes" and journal.low == journal.next_seq == 61

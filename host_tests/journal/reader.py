@@ -249,7 +249,7 @@ class _Reading:
         whole = [record for record in self.records(header, self.size) if record.whole]
         confirming = [record for record in whole if not record.carried]
         if len(confirming) == 1 and confirming[0].kind == STATE:
-            return sum(record.carried and record.type == MESSAGE for record in whole) >= confirming[0].key
+            return sum(record.carried for record in whole) >= confirming[0].key
         return bool(confirming)
 
     def head(self) -> Header | None:

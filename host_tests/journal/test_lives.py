@@ -43,6 +43,16 @@ def test_every_series_of_cuts_in_mounts_that_carry_messages_keeps_all_guarantees
 
 
 @pytest.mark.req("S1", "S2")
+@pytest.mark.parametrize(("sectors", "start"), [(4, "haaafffaaaa"), (4, "Haaafffaaa"), (6, "haaaaaaafffaaaa")])
+def test_every_series_of_cuts_in_openings_that_carry_held_messages_keeps_all_guarantees(sectors, start):
+    """A cut opening, and then a cut erase of its sector, could leave header and first record whole, and the held message not."""
+    carrying = Plan("held", sectors, start=start, letters=("a", ""), steps=(1, 0), cuts=3)
+    stats = enumerate_plan(carrying, jobs=1)
+    assert not stats.broken, stats.broken[0][2]
+    assert stats.cuts > 500
+
+
+@pytest.mark.req("S1", "S2")
 @pytest.mark.parametrize("part", range(4))
 def test_random_series_of_cuts_with_marginal_bits_keep_all_guarantees(part):
     for seed in range(part * 50, part * 50 + 50):
@@ -67,7 +77,7 @@ CATCH = {
     "header": (Plan("two", 4, letters=("afu",), steps=(2,), cuts=4),),
     "record": (Plan("two", 4, letters=("afu",), steps=(2,), cuts=3),),
     "carried": (Plan("carry", 4, start="aa", letters=("",), steps=(0,), cuts=4),),
-    "whole": (Plan("carry", 4, start="aa", letters=("",), steps=(0,), cuts=3),),
+    "whole": (Plan("held", 4, start="haaafffaaaa", letters=("a", ""), steps=(1, 0), cuts=3),),
     "first": (Plan("carry", 5, start="aaaraaffu", letters=("a",), steps=(1,), cuts=2),),
     "order": (Plan("carry", 4, start="aa", letters=("a",), steps=(1,), cuts=2),),
     "supersede": (Plan("two", 4, letters=("Af", ""), steps=(2, 0), cuts=5),),

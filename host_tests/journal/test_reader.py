@@ -384,6 +384,20 @@ def test_carried_held_messages_are_found_by_the_header_list():
 
 
 @pytest.mark.req("S1", "S2")
+def test_sector_with_only_its_opening_counts_if_all_carried_held_messages_are_there():
+    image = first()
+    left = image.held(5, b"five")
+    image.open(1, 2, held=[(1, 80)], tail=1, previous=(0xFFFF, 0, 0))
+    five = image.put(HELD | LAST | 0x40, b"five", 0, 5)
+    image.put(STATE, key=1)
+    assert (image.read().head, image.read().held) == (1, [(5, b"five")])
+    image.flip(five, 25)
+    assert (image.read().head, image.read().held) == (0, [(5, b"five")]), left
+    image.put(STATE)
+    assert (image.read().head, image.read().held) == (1, [])
+
+
+@pytest.mark.req("S1", "S2")
 def test_sector_with_only_its_opening_counts_if_all_carried_messages_are_there():
     image = first()
     image.message(1, b"one")

@@ -41,7 +41,7 @@ NONE = 0xFFFF
 # A record: the CRC-32 of the rest, seeded with the sector's sequence; the rest of the head; the body, padded to 4 bytes with FF.
 R_LENGTH = 4  # of the body; FF: not yet written
 R_KIND = 5
-R_KEY = 6  # MESSAGE: the piece; HELD: the key; STATE: in an opening, how many messages it carried
+R_KEY = 6  # MESSAGE: the piece; HELD: the key; STATE: in an opening, how many carried records it has
 R_SEQ = 8  # MESSAGE: the sequence; HELD: the piece; else the dropped messages
 R_LOW = 12
 R_FINISHED = 16
@@ -61,6 +61,6 @@ STATE = 3
 RELEASED = 4
 NOTE = 5
 LIST = 6
-CARRIED_MESSAGE = 0xC1  # MESSAGE, CARRIED, LAST: only messages of one record are carried
+CARRIED_MESSAGE = MESSAGE | CARRIED | LAST  # only messages of one record are carried from the head
 
 SEQUENCE_LIMIT = 0x3FFFFFFF

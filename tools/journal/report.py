@@ -140,9 +140,9 @@ def read_sector(number: int, content: bytes) -> Sector:
     sector.held, sector.used, sector.limit = listed, end, len(content)
     _read_records(sector, content, end)
     confirming = [record for record in sector.records if not record.carried]
-    carried = [record for record in sector.records if record.kind == layout.CARRIED_MESSAGE]
+    carried = len(sector.records) - len(confirming)
     opened = len(confirming) == 1 and confirming[0].kind == layout.STATE
-    if not confirming or (opened and confirming[0].key > len(carried)):
+    if not confirming or (opened and confirming[0].key > carried):
         sector.state = "unconfirmed"
     return sector
 

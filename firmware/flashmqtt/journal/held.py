@@ -50,6 +50,7 @@ class Held:
         self.count = 0
         self.unwritten = 0  # how many discards are not on flash yet
         self.carried = 0  # where in a new sector the carried messages end; 0: there are none
+        self.copies = 0  # how many records `put_opening` wrote
         self.in_head = False  # does the head have a held message?
         most = journal.hold_limit
         self._keys = array("H", [0] * most)
@@ -233,7 +234,7 @@ class Held:
             return False
         journal = self._journal
         end = self.carried_end(sector, self.carried) if carry or self.rotating else 0
-        room = _RECORD if self.rotating else _PAGE
+        room = 2 * _RECORD if self.rotating else _PAGE + _RECORD
         if not end or end + self.list_bytes() + room > journal._sector_bytes:
             return True
         self.carried = end
@@ -276,6 +277,7 @@ class Held:
         for.
         """
         journal = self._journal
+        self.copies = 0
         for i in range(self.count):
             self._moved[i] = self._places[i]
         at = _HEADER + 4 * min(self.count, _IN_HEADER)
@@ -294,6 +296,7 @@ class Held:
                 at = (at | 255) + 1
             journal._put(target, at, _LIST | _CARRIED, 0, 0, body, 0, 4 * n)
             at += _RECORD + 4 * n
+            self.copies += 1
         return at
 
     def _copy(self, i: int, target: "Any", at: int) -> int:
@@ -315,6 +318,7 @@ class Held:
                 first = at
             kind = _HELD | _CARRIED if done + part < n else _HELD | _CARRIED | _LAST
             journal._put(target, at, kind, self._keys[i], done // _BODY_MAX, self._buffer, done, part)
+            self.copies += 1
             at += (_RECORD + 3 + part) & -4
         self._moved[i] = target * journal._sector_bytes + first
         return at

@@ -726,12 +726,21 @@ class Journal:
             self._ring_seq += 1
             self._seqs[target] = self._ring_seq
             try:
-                end = held.put_opening(target) if held is not None else 0
+                end = copies = 0
+                if held is not None:
+                    end = held.put_opening(target)
+                    copies = held.copies
                 if carry:
                     end = carry(self, target, end)
+                    copies += seq - self.next_seq
                 at = self._stage_header(target, tail, prev)
                 self._program(target, 0, at)
                 at = max(at, end)
+                if copies:  # say how many they are, before a record that makes the sector count without all of them
+                    if (at & 255) > _BODY_MAX:
+                        at = (at | 255) + 1
+                    self._put(target, at, _STATE, copies, seq if carry else self.next_seq, buf, 0, 0)
+                    at += _RECORD
                 if (at & 255) + n > _BODY_MAX:
                     at = (at | 255) + 1
                 self._put(target, at, kind, key, seq, buf, start, n)

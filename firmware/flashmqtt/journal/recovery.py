@@ -234,7 +234,7 @@ class Recovery:
             kind = j._kind
             if keep:
                 copy(self._last, 0, j._page, j._at & 255, _RECORD + j._length)
-                if kind == _CARRIED_MESSAGE and self._opened:
+                if self._opened and kind & _MOUNT:
                     self._again(j, sector, j._at, self._last, _RECORD + j._length)
             self._clean = 0
             if kind & _TYPE == _STATE:
@@ -242,7 +242,7 @@ class Recovery:
                 self._clean = kind & _LAST
                 self._mounts += kind >> 6 & 1  # the flag _MOUNT
             elif kind & _MOUNT:
-                carried += kind == _CARRIED_MESSAGE
+                carried += 1
             else:
                 counts += 1
         return 0 if counts == 1 and kind == _STATE and j._key > carried else counts
@@ -294,11 +294,10 @@ class Recovery:
             carry = None
             j.next_seq = top
         try:
-            j._end = j._open(_STATE, top - j.next_seq, top, b"", 0, 0, _FOR_STATE, carry) + _RECORD
-            if j.next_seq < top:
-                j._head_top = j.next_seq = top
-                j._write_state(0)  # now the sector counts even if a message that it carried is damaged
-        except StoreWorn:  # `worn` is set
+            j._end = j._open(_STATE, 0, top, b"", 0, 0, _FOR_STATE, carry) + _RECORD
+        except StoreWorn:
+            pass  # `worn` is set
+        if j.next_seq < top:
             j._head_top = j.next_seq = top
 
     def carry(self, j: "Any", target: int, at: int) -> int:

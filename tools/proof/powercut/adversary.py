@@ -166,7 +166,7 @@ class Cells(Region):
         else:
             cut = units
             kind = "header" if start == 0 else "record"
-            if content[5 - start % 4] & 0x4F == 0x41:  # a CRC may begin with FF
+            if content[5 - start % 4] & 0x4F in CARRIED:  # a CRC may begin with FF
                 kind = "carried"
             done = units
             at = sector * size + start
@@ -545,6 +545,10 @@ PLANS = (
     Plan("carry-between", 5, start="hraa", letters=("afm", "af"), steps=(1,), cuts=4),
     Plan("carry-drop", 4, start="aa", policy=DROP_OLDEST, letters=("a", "af"), steps=(1,), cuts=4),
     Plan("carry-behind", 5, start="aaaraaffu", letters=("afm", "af"), steps=(1,), cuts=3),
+    # Openings that carry held messages into the new sector; the second plan has a list, as the header has no room for all.
+    Plan("carry-held", 4, start="haaafffaaaa", letters=("a", ""), steps=(1, 0), cuts=5),
+    Plan("carry-held-between", 4, start="hhaafffaaaa", letters=("a", "af"), steps=(1,), cuts=3),
+    Plan("list", 5, start="h" * 42 + "a" * 10, letters=("a", ""), steps=(1, 0), cuts=4, sector_bytes=4096),
     # Clean ends.
     Plan("clean", 4, letters=("acf",), steps=(2,), cuts=3),
     Plan("clean-between", 4, letters=("ac",), steps=(1,), cuts=5),
@@ -566,20 +570,20 @@ class Mutation:
         from flashmqtt.journal import journal as module
 
         self.journal = journal = module.Journal
-        self.saved = opened, written = journal._open, journal._write
+        self.saved = opened, written, put = journal._open, journal._write, journal._put
         patched: dict = {}
         if self.name == "header":  # the head's header is not programmed again
             Cells.skip = ("header",)
         elif self.name == "record":  # the last record is not programmed again
             Cells.skip = ("record",)
-        elif self.name == "carried":  # carried messages are not programmed again
+        elif self.name == "carried":  # carried records are not programmed again
             Cells.skip = ("carried",)
-        elif self.name == "whole":  # an opening does not state how many messages were carried
+        elif self.name == "whole":  # an opening does not state how many records were carried
 
-            def opens(self, kind, key, *args):
-                return opened(self, kind, 0, *args)
+            def puts(self, sector, at, kind, key, *args):
+                put(self, sector, at, kind, 0 if kind == 3 else key, *args)
 
-            patched["_open"] = opens
+            patched["_put"] = puts
         elif self.name == "first":  # the header names a message before the carried ones as its first
 
             def opens_early(self, kind, key, seq, *args):
@@ -631,7 +635,7 @@ class Mutation:
 
     def __exit__(self, *error):
         Cells.skip = ()
-        for name, method in zip(("_open", "_write"), self.saved, strict=True):
+        for name, method in zip(("_open", "_write", "_put"), self.saved, strict=True):
             setattr(self.journal, name, method)
 
 
