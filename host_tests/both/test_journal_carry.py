@@ -164,12 +164,12 @@ def test_held_messages_in_older_sectors_stay_while_messages_are_carried():
 
 
 @pytest.mark.req("S6")
-@pytest.mark.parametrize("length", (233, 700))
-def test_messages_in_pieces_stay_where_they_are(length):
+@pytest.mark.parametrize("length", (233, 700, 1500))
+def test_messages_in_pieces_are_carried(length):
     region = RamRegion(16, 4096)
     journal = Journal(region)
     append(journal)
-    text = bytes(range(200)) * 4
+    text = bytes(range(200)) * 8
     assert journal.append(text, length) == 2
     append(journal)
     for _ in range(3):
@@ -181,6 +181,37 @@ def test_messages_in_pieces_stay_where_they_are(length):
     journal.finish(1)
     journal.finish(2)
     assert contents(journal) == [3, 4, 5, 6]
+
+
+@pytest.mark.req("S2", "S6")
+def test_incomplete_message_is_not_carried():
+    region = RamRegion(16, 4096)
+    journal = Journal(region)
+    append(journal)
+    journal.begin(600)
+    journal.extend(bytes(300), 300)
+    for _ in range(3):
+        journal = Journal(region)
+        assert journal.next_seq == 2
+    append(journal)
+    assert contents(Journal(region)) == [1, 2]
+
+
+@pytest.mark.req("S5", "S6")
+def test_long_messages_of_many_unclean_restarts_share_sectors():
+    region = RamRegion(16, 4096)
+    text = bytes(range(200)) * 2
+    for boot in range(1, 53):
+        assert Journal(region).append(text[boot:], 300) == boot
+    with pytest.raises(StoreFull):
+        Journal(region).append(text, 300)
+    journal = Journal(region)
+    out = bytearray(300)
+    for seq in range(1, 53):
+        journal.read(seq, 0, out, 0, 300)
+        assert out == text[seq : seq + 300]
+        journal.finish(seq)
+    assert journal.low == journal.next_seq
 
 
 @pytest.mark.req("S6")

@@ -746,12 +746,12 @@ def test_memory_does_not_grow_with_stored_messages():
 
 @pytest.mark.req("S5")
 @pytest.mark.parametrize("sectors,restarts", [(16, 13), (64, 61)])
-def test_each_restart_without_close_takes_a_sector_if_its_message_is_in_pieces(sectors, restarts):
+def test_each_restart_without_close_takes_a_sector_if_its_messages_fill_half_of_it(sectors, restarts):
     region = RamRegion(sectors, 4096)
     for boot in range(1, restarts + 1):
         store = Journal(region, policy=DROP_OLDEST)
-        store.append(bytes(300), 300)
+        store.append(bytes(2000), 2000)
         assert store.dropped == 0 and store.waiting == boot
-    store = Journal(region, policy=DROP_OLDEST)  # the limits that LIMITS.md and the README name
-    store.append(bytes(300), 300)
+    store = Journal(region, policy=DROP_OLDEST)  # the limits that LIMITS.md names
+    store.append(bytes(2000), 2000)
     assert store.dropped == 1

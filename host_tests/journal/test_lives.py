@@ -32,11 +32,12 @@ def test_every_series_of_cuts_with_marginal_bits_keeps_all_guarantees(page, sect
 
 @pytest.mark.req("S1", "S2")
 @pytest.mark.parametrize(
-    ("sectors", "start", "policy"), [(4, "aa", 0), (5, "hraa", 0), (5, "aaaraaffu", 0), (4, "aa", 1)]
+    ("sectors", "start", "policy", "size"),
+    [(4, "aa", 0, 1024), (5, "hraa", 0, 1024), (5, "aaaraaffu", 0, 1024), (4, "aa", 1, 1024), (4, "A", 0, 2048)],
 )
-def test_every_series_of_cuts_in_mounts_that_carry_messages_keeps_all_guarantees(sectors, start, policy):
+def test_every_series_of_cuts_in_mounts_that_carry_messages_keeps_all_guarantees(sectors, start, policy, size):
     """One of the cuts may be in an erase of a sector whose opening was cut: what it carried is marginal, too."""
-    carrying = Plan("carry", sectors, start=start, policy=policy, letters=("", "a"), steps=(0, 1), cuts=3)
+    carrying = Plan("carry", sectors, 256, start, ("", "a"), (0, 1), 3, policy, size)
     stats = enumerate_plan(carrying, jobs=1)
     assert not stats.broken, stats.broken[0][2]
     assert stats.cuts > 300

@@ -61,6 +61,5 @@ STATE = 3
 RELEASED = 4
 NOTE = 5
 LIST = 6
-CARRIED_MESSAGE = MESSAGE | CARRIED | LAST  # only messages of one record are carried from the head
 
 SEQUENCE_LIMIT = 0x3FFFFFFF

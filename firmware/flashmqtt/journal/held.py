@@ -270,7 +270,7 @@ class Held:
         """Return the most bytes of the lists that don't fit into a header."""
         return (self.count - _IN_HEADER + _IN_LIST - 1) // _IN_LIST * _PAGE
 
-    def put_opening(self, target: "Any") -> int:
+    def put_opening(self, target: "Any", at: int) -> int:
         """Write the held messages' part of a new sector, after the place of its header; return where it ends.
 
         This copies the messages of the sectors that leave the chain, and writes lists of the places that the header has no room
@@ -280,7 +280,7 @@ class Held:
         self.copies = 0
         for i in range(self.count):
             self._moved[i] = self._places[i]
-        at = _HEADER + 4 * min(self.count, _IN_HEADER)
+        at += _HEADER + 4 * min(self.count, _IN_HEADER)
         sector = journal._tail
         while self.carried and sector != journal._new_tail:
             for i in range(self.count):

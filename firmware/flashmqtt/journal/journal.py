@@ -691,11 +691,11 @@ class Journal:
         start: int,
         n: int,
         need: int,
-        carry: "Any" = None,
+        recovery: "Any" = None,
     ) -> int:
         """Open the next sector with this record as its first one; return the record's offset.
 
-        carry: copies the head's messages into the new sector: `recovery.Recovery.carry`.
+        recovery: the `Recovery` that carries the head's messages into the new sector.
         """
         message = kind & _TYPE == _MESSAGE
         held = self._held
@@ -728,18 +728,18 @@ class Journal:
             try:
                 end = copies = 0
                 if held is not None:
-                    end = held.put_opening(target)
+                    end = held.put_opening(target, 0)
                     copies = held.copies
-                if carry:
-                    end = carry(self, target, end)
-                    copies += seq - self.next_seq
+                if recovery is not None:
+                    end = recovery.put_opening(target, end)
+                    copies += recovery.copies
                 at = self._stage_header(target, tail, prev)
                 self._program(target, 0, at)
                 at = max(at, end)
                 if copies:  # say how many they are, before a record that makes the sector count without all of them
                     if (at & 255) > _BODY_MAX:
                         at = (at | 255) + 1
-                    self._put(target, at, _STATE, copies, seq if carry else self.next_seq, buf, 0, 0)
+                    self._put(target, at, _STATE, copies, self.next_seq if recovery is None else seq, buf, 0, 0)
                     at += _RECORD
                 if (at & 255) + n > _BODY_MAX:
                     at = (at | 255) + 1

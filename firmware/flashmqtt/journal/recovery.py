@@ -36,7 +36,7 @@ _LIST = const(6)
 _TYPE = const(15)
 _MOUNT = const(0x40)
 _LAST = const(0x80)
-_CARRIED_MESSAGE = const(0xC1)
+_CARRIED = const(0x40)
 _NONE = const(0xFFFF)
 _WINDOW = const(32)
 _CHAINED = const(1)
@@ -123,6 +123,7 @@ class Recovery:
     """What one mount finds out about the journal `j`."""
 
     def __init__(self, j: "Any") -> None:
+        self._journal = j
         self._sectors = n = j.region.sectors
         self._links = bytearray(8 * n)  # from each header: the previous sector's number, end and sequence
         self._continued = bytearray(n)
@@ -138,6 +139,7 @@ class Recovery:
         # Held messages as (key, place), oldest first. A key occurs twice where a discard is damaged: the later message is held.
         self._places: "list[Any]" = []
         self._in_head = False  # does the head have a held message?
+        self._top = self.copies = 0  # the sequence after the head's messages; how many records `put_opening` wrote
 
     def run(self, j: "Any", wipe: bool) -> None:
         """Mount; with `wipe` make it empty first."""
@@ -282,48 +284,54 @@ class Recovery:
         # A mount record that a power cut interrupted may read as whole later. So the new sector's sequence must be above all
         # sequences that this record would make void.
         j._ring_seq = max(j._ring_seq, self._void_to)
-        # The new sector repeats the recovered state before anything depends on that state.
+        # The new sector repeats the recovered state before anything depends on that state. If the head's messages fit into half
+        # of it, they move there, and the head leaves the chain.
         self._top = top = j.next_seq
-        carry: "Any" = self.carry
-        # If the head's messages fit into half of the new sector, they move there, and the head leaves the chain.
         j.next_seq = max(j._first[head], j.low, j.floor)  # what the new header states as `first`
+        carries: "Any" = self
         try:
-            carry(j, -1, 0)
+            if self.put_opening(-1, 0) > j._sector_bytes >> 1 or (self._in_head and self._places):
+                raise FlashFailed
             j._head_top = 0
         except FlashFailed:
-            carry = None
+            carries = None
             j.next_seq = top
         try:
-            j._end = j._open(_STATE, 0, top, b"", 0, 0, _FOR_STATE, carry) + _RECORD
+            j._end = j._open(_STATE, 0, top, b"", 0, 0, _FOR_STATE, carries) + _RECORD
         except StoreWorn:
             pass  # `worn` is set
         if j.next_seq < top:
             j._head_top = j.next_seq = top
 
-    def carry(self, j: "Any", target: int, at: int) -> int:
+    def put_opening(self, target: int, at: int) -> int:
         """Copy the head's messages, from `next_seq` on, into a sector; return where they end. Only compute that if target is -1.
 
         Raises:
-            FlashFailed: the messages are not all there, or not each in one record; or a program operation failed.
+            FlashFailed: the messages are not all there, with all their pieces; or a program operation failed.
         """
+        j = self._journal
         at = at or _HEADER
         floor = max(j.low, j.floor)
         seq = j.next_seq
-        place = 0
+        place = piece = self.copies = 0
         while j._find(j._head, place, j._end):
             place = j._record_end
             if j._kind & _TYPE != _MESSAGE or j._seq < floor:
                 continue
-            if j._seq != seq or j._key or j._kind < _LAST:
+            if j._seq != seq or j._key != piece:
                 raise FlashFailed
             n = j._length
             if (at & 255) + _RECORD + n > _PAGE:
                 at = (at | 255) + 1
             if target >= 0:
-                j._put(target, at, _CARRIED_MESSAGE, 0, seq, j._page, (j._at & 255) + _RECORD, n)
+                j._put(target, at, j._kind | _CARRIED, piece, seq, j._page, (j._at & 255) + _RECORD, n)
             at += (_RECORD + 3 + n) & -4
-            seq += 1
-        if seq != self._top or (target < 0 and (at > j._sector_bytes >> 1 or (self._in_head and self._places))):
+            self.copies += 1
+            piece += 1
+            if j._kind & _LAST:
+                seq += 1
+                piece = 0
+        if piece or seq != self._top:
             raise FlashFailed
         return at
 

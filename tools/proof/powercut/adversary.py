@@ -545,9 +545,12 @@ PLANS = (
     Plan("carry-between", 5, start="hraa", letters=("afm", "af"), steps=(1,), cuts=4),
     Plan("carry-drop", 4, start="aa", policy=DROP_OLDEST, letters=("a", "af"), steps=(1,), cuts=4),
     Plan("carry-behind", 5, start="aaaraaffu", letters=("afm", "af"), steps=(1,), cuts=3),
+    # The same with messages in pieces.
+    Plan("carry-pieces", 4, start="Aa", letters=("",), steps=(0,), cuts=5, sector_bytes=2048),
+    Plan("carry-pieces-between", 4, start="A", letters=("aAf", "Af"), steps=(1,), cuts=4, sector_bytes=2048),
     # Openings that carry held messages into the new sector; the second plan has a list, as the header has no room for all.
     Plan("carry-held", 4, start="haaafffaaaa", letters=("a", ""), steps=(1, 0), cuts=5),
-    Plan("carry-held-between", 4, start="hhaafffaaaa", letters=("a", "af"), steps=(1,), cuts=3),
+    Plan("carry-held-between", 4, start="haaafffaaaa", letters=("a", "aD"), steps=(1,), cuts=4),
     Plan("list", 5, start="h" * 42 + "a" * 10, letters=("a", ""), steps=(1, 0), cuts=4, sector_bytes=4096),
     # Clean ends.
     Plan("clean", 4, letters=("acf",), steps=(2,), cuts=3),
@@ -593,13 +596,13 @@ class Mutation:
             patched["_open"] = opens_early
         elif self.name == "order":  # messages are carried after the opening is complete
 
-            def opens_first(self, kind, key, seq, buf, start, n, need, carry=None):
+            def opens_first(self, kind, key, seq, buf, start, n, need, recovery=None):
                 old, end = self._head, self._end
                 at = opened(self, kind, 0, seq, buf, start, n, need)
-                if carry:
+                if recovery:
                     new = self._head
                     self._head, self._end = old, end
-                    at = carry(self, new, at + 24) - 24
+                    at = recovery.put_opening(new, at + 24) - 24
                     self._head = new
                 return at
 

@@ -14,6 +14,8 @@ from flashmqtt.journal.journal import Journal
 
 REFUSE, DROP_OLDEST, DROP_NEWEST = 0, 1, 2
 WINDOW = 32
+BODY_MAX = 232  # of one record
+BAD = b"\x02"  # in the journal's `_use`
 NO_NOTE = b"\xff" * 12
 DAMAGED = -2  # the length of a message that was being stored: see `Model.settle`
 GONE = -1  # the length of a message whose body the policy dropped, but not its mark
@@ -24,6 +26,13 @@ _bodies: dict = {}
 
 class Lost(AssertionError):
     """The journal broke a promise."""
+
+
+class SectorDied(Exception):
+    """A sector died while a message was stored: it does not fit any more, and others were dropped for it.
+
+    Only a message of several records, or in a region of fewer than 8 sectors with held messages.
+    """
 
 
 BREAKS = (AssertionError, FlashMqttError, RuntimeError, LookupError, ValueError, TypeError, AttributeError)
@@ -227,6 +236,7 @@ class Driver:
         if j.next_seq != seq:
             raise Lost("next is %d, not %d" % (j.next_seq, seq))
         body = body_of(seq, length, self.generation)
+        bad = bytes(j._use).count(BAD)
         try:
             if piece:
                 got = seq if j.begin(length) else 0
@@ -242,6 +252,9 @@ class Driver:
         except StoreFull:
             m.pending = None
             if m.may_drop or j.next_seq != seq:
+                tight = length > BODY_MAX or (j.region.sectors < 8 and m.held)
+                if tight and bytes(j._use).count(BAD) > bad:
+                    raise SectorDied from None
                 raise Lost("dropped something, and StoreFull all the same") from None
             raise
         m.pending = None

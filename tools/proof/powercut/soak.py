@@ -11,7 +11,7 @@ from flashmqtt.flash.block import BlockRegion
 from tools.flashsim.nor import MODELS, NorFlash, PowerCut, Random
 
 from .cuts import GEOMETRIES
-from .model import DROP_NEWEST, DROP_OLDEST, REFUSE, Driver, Lost, Model, look, mount, remount
+from .model import DROP_NEWEST, DROP_OLDEST, REFUSE, Driver, Lost, Model, SectorDied, look, mount, remount
 
 
 def soak(life, steps, geometry="rp2", bad=0, dies=False, policy=REFUSE):
@@ -47,6 +47,8 @@ def soak(life, steps, geometry="rp2", bad=0, dies=False, policy=REFUSE):
         try:
             act(driver, rng)
             continue
+        except SectorDied:  # nobody can say which of the dropped messages a later boot finds again
+            break
         except PowerCut:
             cuts += 1
         while True:
