@@ -8,6 +8,7 @@ from failing import FailingRegion
 from flashmqtt.errors import FlashFailed, StoreError, StoreFull
 from flashmqtt.flash.ram import RamRegion
 from flashmqtt.journal.journal import DROP_NEWEST, DROP_OLDEST, REFUSE, Journal
+from stored import held_messages
 
 LENGTH = 100
 RECORD = 24 + LENGTH
@@ -80,15 +81,6 @@ def contents(journal):
     return found
 
 
-def held_in(journal):
-    found = []
-    for key in journal.held():
-        out = bytearray(journal.held_length(key))
-        journal.read_held(key, 0, out, 0, len(out))
-        found.append((key, bytes(out)))
-    return found
-
-
 # --- how many restarts a journal lasts ---
 
 
@@ -155,7 +147,7 @@ def test_held_messages_in_older_sectors_stay_while_messages_are_carried():
     append(journal, 2)
     for _ in range(8):
         journal = Journal(region)
-        assert held_in(journal) == [(7, b"inbound")]
+        assert held_messages(journal) == [(7, b"inbound")]
         append(journal)
     journal.discard(7)
     journal.sync()
@@ -296,7 +288,7 @@ def test_power_cuts_in_a_mount_that_carries_messages_lose_nothing(name):
                 twice = copied(twice)
                 journal = Journal(twice, policy)
                 assert journal.next_seq == messages[-1] + 1 and journal.damaged == 0
-                assert held_in(journal) == held
+                assert held_messages(journal) == held
                 for key in journal.held():
                     journal.discard(key)
                 if journal.append(body(journal.next_seq), LENGTH):

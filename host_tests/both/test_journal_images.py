@@ -6,6 +6,7 @@ from flashmqtt.errors import StoreForeign
 from flashmqtt.flash.ram import RamRegion
 from flashmqtt.journal.journal import Journal
 from paths import HOST_TESTS
+from stored import held_messages, message
 
 
 def image(name):
@@ -14,29 +15,13 @@ def image(name):
     return RamRegion(len(cells) // 1024, 1024, 1, cells)
 
 
-def body(journal, seq):
-    buf = bytearray(journal.length(seq))
-    if buf:
-        journal.read(seq, 0, buf, 0, len(buf))
-    return bytes(buf)
-
-
 def waiting(journal):
     """Return (sequence, body, marked) of each unfinished message."""
     found = []
     while journal.low < journal.next_seq:
         seq = journal.low
-        found.append((seq, body(journal, seq), journal.is_marked(seq)))
+        found.append((seq, message(journal, seq), journal.is_marked(seq)))
         journal.finish(seq)
-    return found
-
-
-def inbound(journal):
-    found = []
-    for key in journal.held():
-        buf = bytearray(journal.held_length(key))
-        journal.read_held(key, 0, buf, 0, len(buf))
-        found.append((key, bytes(buf)))
     return found
 
 
@@ -45,12 +30,12 @@ def inbound(journal):
 def test_example_images_are_read(name, boot):
     journal = Journal(image(name))
     assert (journal.boot, journal.dropped, journal.damaged) == (boot, 0, 0)
-    assert inbound(journal) == [(7, b"inbound")]
+    assert held_messages(journal) == [(7, b"inbound")]
     third = [(3, b"third", False)] if name in ("torn", "reopened") else []
     found = waiting(journal)
     assert found[0] == (2, b"second", True) and found[1:] == third
     seq = journal.append(b"one more", 8)
-    assert seq == 3 + len(third) and body(journal, seq) == b"one more"
+    assert seq == 3 + len(third) and message(journal, seq) == b"one more"
 
 
 @pytest.mark.req("S1", "S2", "S5")
@@ -78,7 +63,13 @@ def test_held_messages_and_the_note_are_read(name):
     """Older code wrote `held_without_count`: its opening does not state how many records were carried."""
     journal = Journal(image(name))
     long = bytes(range(250)) * 3
-    assert sorted(inbound(journal)) == [(1, b"stays"), (2, b"key 2"), (4, b"key 4"), (500, long), (65535, b"key 65535")]
+    assert sorted(held_messages(journal)) == [
+        (1, b"stays"),
+        (2, b"key 2"),
+        (4, b"key 4"),
+        (500, long),
+        (65535, b"key 65535"),
+    ]
     assert journal.note == b"twelve bytes" and journal.low == journal.next_seq == 61
     journal.discard(500)
     journal.sync()
@@ -100,7 +91,7 @@ def test_carried_messages_are_read(name, boot):
     journal = Journal(image(name))
     assert (journal.boot, journal.damaged, journal.low, journal.is_finished(2)) == (boot, 0, 1, True)
     found = [(1, b"one", False), (3, b"three", True), (4, b"four", False)]
-    assert [message for message in waiting(journal) if message[0] != 2] == found
+    assert [each for each in waiting(journal) if each[0] != 2] == found
     assert journal.append(b"five", 4) == 5
 
 
@@ -114,7 +105,7 @@ def test_interrupted_first_mount_begins_again():
 @pytest.mark.req("S6")
 def test_damage_loses_only_the_damaged_message():
     journal = Journal(image("damaged"))
-    assert waiting(journal) == [(2, b"", True), (3, b"third", False)] and inbound(journal) == [(7, b"inbound")]
+    assert waiting(journal) == [(2, b"", True), (3, b"third", False)] and held_messages(journal) == [(7, b"inbound")]
 
 
 @pytest.mark.req("S6")
