@@ -117,7 +117,10 @@ class StoreFull(StoreError):
 
 
 class StoreWorn(StoreError):
-    """Too few sectors work to store more. Stored messages are still delivered; after a power cut they may be sent twice."""
+    """Too few sectors work to store more, or Ctrl-C interrupted a write. Stored messages are still delivered.
+
+    After a power cut they may be sent twice.
+    """
 
 
 class StoreForeign(StoreError):

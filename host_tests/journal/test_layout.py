@@ -16,7 +16,8 @@ OWN = {
     "FOR_HELD",
     "FOR_STATE",
     "AFTER_CLOSE",
-}  # not part of the format: states of a sector, amounts of free space, a state of the journal
+    "INTERRUPTED",
+}  # not part of the format: states of a sector, amounts of free space, states of the journal
 
 
 @pytest.mark.req("S1")

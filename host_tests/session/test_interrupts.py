@@ -4,24 +4,30 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
 from flashmqtt.client import Client
 from flashmqtt.deferred import Deferred
+from flashmqtt.errors import StoreWorn
+from flashmqtt.flash.ram import RamRegion
+from flashmqtt.journal.held import Held
+from flashmqtt.journal.journal import Journal
+from flashmqtt.journal.pieces import Pieces
 from flashmqtt.session import inbound
 from flashmqtt.session.ram import RamStore
 from host_tests.both.loopback import poll_until
+from host_tests.both.stored import held_messages, message
 from host_tests.both.test_client import connected
 from host_tests.both.wire import connected as peer
 from host_tests.both.wire import id_of, in_flight, puback, publish, pubrel
 
 
-def lines(function: Callable) -> Iterator[int]:
-    """Yield the lines of a function that can be interrupted."""
+def lines(function: Callable) -> list[int]:
+    """Return the lines of a function that can be interrupted."""
     first = function.__code__.co_firstlineno
-    yield from sorted({line for _, _, line in function.__code__.co_lines() if line and line > first})
+    return sorted({line for _, _, line in function.__code__.co_lines() if line and line > first})
 
 
 def interrupted(function: Callable, at: int, call: Callable, *arguments: object) -> bool:
@@ -138,3 +144,94 @@ def test_subclass_that_replaces_poll_is_not_called_by_the_client_itself():
     assert mine.drain(30) and calls == []
     assert mine.poll() == 0 and calls == [0]
     mine.disconnect()
+
+
+# --- the journal ---
+
+
+def jumps(function: Callable) -> list[int]:
+    """Return the lines at which Ctrl-C can raise on a board: those with a jump, or after a call."""
+    heads = ("if ", "while ", "for ", "return", "break", "self._write", "self._open", "self._put", "journal._write")
+    return [at for at in lines(function) if _line(function, at).startswith(heads)]
+
+
+def journal_with_messages() -> tuple[Journal, RamRegion]:
+    """Return a journal with 9 outgoing messages and 3 held ones; its head has no room for 200 bytes."""
+    region = RamRegion(6, 1024, 256)
+    journal = Journal(region)
+    for key in (1, 2, 3):
+        journal.hold(key, b"held %d" % key, 6)
+    for number in range(1, 10):
+        assert journal.append(b"%d" % number * 60, 60) == number
+    return journal, region
+
+
+def intact(journal: Journal, done: tuple = (), discarded: tuple = ()) -> None:
+    for number in range(1, 10):
+        if number not in done:
+            assert message(journal, number) == b"%d" % number * 60 and not journal.is_finished(number)
+    for key in (1, 2, 3):
+        if key not in discarded:
+            assert (key, b"held %d" % key) in held_messages(journal)
+
+
+@pytest.mark.req("S1", "S6")
+@pytest.mark.parametrize("function", [Journal._open, Journal._write, Held.opened, Held.put_opening])
+def test_write_interrupted_at_any_line_loses_nothing(function):
+    count = 0
+    for at in lines(function):
+        if _line(function, at) == "try:":
+            continue  # a line of its own in CPython only
+        journal, region = journal_with_messages()
+        if interrupted(function, at, journal.append, bytes(200), 200):
+            count += journal.worn
+            try:
+                assert message(journal, journal.append(b"next", 4)) == b"next" and not journal.worn
+            except StoreWorn as error:
+                assert "interrupted" in str(error) and journal.worn
+            intact(journal)
+            journal.close()
+        intact(Journal(region))
+    assert count > 2
+
+
+@pytest.mark.req("S1", "Q2")
+@pytest.mark.parametrize("function", [Journal.finish, Journal._advance])
+def test_interrupted_finish_leaves_every_message_finished_or_not(function):
+    for first in (1, 2):  # the oldest message, or another one before it
+        for at in jumps(function):
+            journal, region = journal_with_messages()
+            if first == 2:
+                journal.finish(2)
+            interrupted(function, at, journal.finish, 1)
+            journal.finish(3)
+            intact(journal, (1, 2, 3) if first == 2 else (1, 3))
+            journal.finish(1) if not journal.is_finished(1) else None
+            assert journal.low == (4 if first == 2 else 2)
+            journal.flush()
+            intact(Journal(region), (1, 2, 3) if first == 2 else (1, 3))
+
+
+@pytest.mark.req("S1", "Q3")
+@pytest.mark.parametrize("function", [Held.discard, Held.remove])
+def test_interrupted_discard_loses_no_other_held_message(function):
+    for at in jumps(function):
+        for key in (1, 2, 3):
+            journal, region = journal_with_messages()
+            interrupted(function, at, journal.discard, key)
+            intact(journal, (), (key,))
+            journal.hold(4, b"four", 4)
+            journal.sync()
+            intact(Journal(region), (), (key,))
+            assert (4, b"four") in held_messages(Journal(region))
+
+
+@pytest.mark.req("S1")
+def test_message_in_pieces_after_an_interrupted_one_is_not_mistaken_for_it():
+    for at in jumps(Pieces.extend):
+        journal, region = journal_with_messages()
+        interrupted(Pieces.extend, at, journal.append, b"interrupted" * 60, 660)
+        if not journal.worn:
+            seq = journal.append(b"the next" * 60, 480)
+            assert message(journal, seq) == message(Journal(region), seq) == b"the next" * 60
+        intact(Journal(region))

@@ -4,7 +4,7 @@ FORMAT.md, "Damage". This module is loaded when such a thing happens.
 """
 
 from flashmqtt.compat import TYPE_CHECKING, const
-from flashmqtt.errors import StoreError, UsageError
+from flashmqtt.errors import StoreError, StoreWorn, UsageError
 
 if TYPE_CHECKING:
     from typing import Any  # noqa: TID251
@@ -16,10 +16,17 @@ _HELD = const(2)
 _TYPE = const(15)
 _SEQUENCE_LIMIT = const(0x3FFFFFFF)
 _AFTER_CLOSE = const(2)
+_INTERRUPTED = const(3)
 
 
 def refuse_write(journal: "Any") -> None:
-    """Refuse a write now."""
+    """Refuse a write now.
+
+    Raises:
+        StoreWorn: Ctrl-C interrupted a write. UsageError: in all other cases.
+    """
+    if journal._busy == _INTERRUPTED:
+        raise StoreWorn("a write was interrupted: mount the journal again")
     if journal._busy == _AFTER_CLOSE:
         raise UsageError("closed: only the next mount may write")
     raise UsageError("called from a callback (a timer?) during another call of this store")

@@ -168,32 +168,37 @@ class Held:
         last = done + n >= length
         kind = _HELD | _LAST if last else _HELD
         place = self._journal._write(kind, key, done // _BODY_MAX, buf, start, n, _FOR_HELD)
+        self.in_head = True
         if not done:
             self.add(key, place, length)
-        self.in_head = True
         if last:
             self._journal.fresh = False
 
     def add(self, key: int, place: int, length: int) -> None:
         """List a message; it replaces an older one with the same key."""
         i = self._find(key)
-        if i < 0:
+        new = i < 0
+        if new:
             i = self.count
-            self.count += 1
         self._keys[i] = key
         self._places[i] = place
         self._lengths[i] = length
+        self.count += new
 
     def remove(self, key: int) -> bool:
-        """Remove a message from the list; return whether it was there."""
+        """Remove a message from the list; return whether it was there. Ctrl-C leaves the list complete."""
         i = self._find(key)
         if i < 0:
             return False
+        keys = self._keys
+        places = self._places
+        lengths = self._lengths
+        for j in range(i + 1, self.count):
+            keys[i], keys[j] = keys[j], keys[i]
+            places[i], places[j] = places[j], places[i]
+            lengths[i], lengths[j] = lengths[j], lengths[i]
+            i = j
         self.count -= 1
-        for j in range(i, self.count):
-            self._keys[j] = self._keys[j + 1]
-            self._places[j] = self._places[j + 1]
-            self._lengths[j] = self._lengths[j + 1]
         return True
 
     def discard(self, key: int) -> None:

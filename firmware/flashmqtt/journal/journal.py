@@ -47,7 +47,9 @@ _WINDOW = const(32)
 _FREE = const(0)
 _CHAINED = const(1)
 _BAD = const(2)
-_AFTER_CLOSE = const(2)  # a value of `_busy`
+# Values of `_busy`: no more writes until the next mount.
+_AFTER_CLOSE = const(2)
+_INTERRUPTED = const(3)
 # How many sectors are free after a record of this kind was written; for an outgoing message: `_reserve`.
 _FOR_HELD = const(2)
 _FOR_STATE = const(1)
@@ -83,7 +85,8 @@ class Journal:
         damaged: messages lost to damage of the flash.
         boot: how many times it was mounted, 1 for the first.
         fresh: whether no message was ever stored, so that the broker can't have any.
-        worn: whether too few sectors work to store more messages.
+        worn: whether too few sectors work to store more messages; or Ctrl-C interrupted a write, and it stores again after the
+            next mount.
         stored: how many messages were ever stored. waiting: how many of them are not finished.
         wear: how often the newest sector was erased; all sectors are used in turn, so the others have a similar number.
         note: the session's 12 bytes, FF if none were written.
@@ -161,7 +164,8 @@ class Journal:
         Raises:
             UsageError: no bytes, or more than buf has; or a callback called this during another write.
             StoreFull: no room, and the policy is to refuse; or the message is too long for the whole store; or no memory.
-            StoreWorn: too few sectors work. StoreError: all 2^30 sequence numbers are used.
+            StoreWorn: too few sectors work, or Ctrl-C interrupted an earlier write.
+            StoreError: all 2^30 sequence numbers are used.
         """
         if length > _BODY_MAX:
             if not self.begin(length):
@@ -182,7 +186,13 @@ class Journal:
                 raise
             self.dropped += 1
             return 0
-        self._stored(seq, place, length)
+        if seq == self._located and seq - self.low < _WINDOW:
+            self._places[seq & 31] = place
+            self._lengths[seq & 31] = length
+            self._located = seq + 1
+            self._cursor_sector = self._head
+            self._cursor_at = self._end
+        self.fresh = False
         return seq
 
     if TYPE_CHECKING:  # `__getattr__` loads these methods of `pieces.Pieces`
@@ -288,8 +298,7 @@ class Journal:
             self.damaged += 1
         state[i] |= bit
         self._unflushed = True
-        if seq == self.low:
-            self._advance()
+        self._advance()
 
     def _advance(self) -> None:
         """Advance `low` past all messages that are finished or dropped."""
@@ -300,11 +309,12 @@ class Journal:
             i = 4 + (seq >> 3 & 3)
             if not state[i] & bit and (seq >= self.floor or state[i + 4] & bit):
                 break
+            # Ctrl-C raises at a jump or after a call: it can't separate these lines.
             state[i] &= ~bit
             state[i + 4] &= ~bit
             seq += 1
-        self.low = seq
-        pack_into("<I", state, 0, seq)
+            self.low = seq
+            pack_into("<I", state, 0, seq)
 
     def is_finished(self, seq: int) -> bool:
         """Return whether a message in the window, or below it, is done."""
@@ -439,16 +449,6 @@ class Journal:
         self._written_losses = losses
 
     # --- room ---
-
-    def _stored(self, seq: int, place: int, length: int) -> None:
-        if seq == self._located and seq - self.low < _WINDOW:
-            self._places[seq & 31] = place
-            self._lengths[seq & 31] = length
-            self._located = seq + 1
-            self._cursor_sector = self._head
-            self._cursor_at = self._end
-        self.next_seq = seq + 1
-        self.fresh = False
 
     def _chain_from(self, carry: "Any") -> int:
         """Return how many sectors of the chain are still needed; set `_new_tail` and `_keep_head`.
@@ -603,12 +603,25 @@ class Journal:
                 except FlashFailed:
                     self._spoiled = True
                     at = self._open(kind, key, seq, buf, start, n, need)
-        finally:
+            next_seq = self.next_seq
+            head_top = self._head_top
+            if kind & _TYPE == _MESSAGE:
+                head_top = seq + 1
+                if kind & _LAST:
+                    next_seq = head_top
+            # Ctrl-C raises at a jump or after a call: it can't separate the next lines.
+            self._end = at + (_RECORD + 3 + n & -4)
+            self._head_top = head_top
+            self.next_seq = next_seq
+            self._unsynced = self._unflushed = False
             self._busy = 0
-        self._end = at + (_RECORD + 3 + n & -4)
-        if kind & _TYPE == _MESSAGE:
-            self._head_top = seq + 1
-        self._unsynced = self._unflushed = False
+        except Exception:
+            self._busy = 0
+            raise
+        except BaseException:  # Ctrl-C: a record, or a whole sector, may be on flash that is not known here
+            self.worn = True
+            self._busy = _INTERRUPTED
+            raise
         return self._head * self._sector_bytes + at
 
     def _put(
@@ -725,6 +738,7 @@ class Journal:
                 prev = _NONE
             self._ring_seq += 1
             self._seqs[target] = self._ring_seq
+            self._ahead = -1
             try:
                 end = copies = 0
                 if held is not None:
@@ -771,7 +785,6 @@ class Journal:
         self._written_losses = self.damaged + self.dropped
         self._head_top = 0
         self._spoiled = False
-        self._ahead = -1
         self.worn = usable < 4
         if held is not None:
             held.opened()

@@ -49,7 +49,7 @@ class Pieces:
                 raise StoreFull("%d bytes; %d at most, %d messages wait" % (length, most, journal.waiting))
             journal.dropped += 1
             return False
-        self._left = self._length = length
+        self._left = length
         self._fill = 0
         return True
 
@@ -67,25 +67,29 @@ class Pieces:
             part = min(n - done, _BODY_MAX - fill)
             raw_copy(self._part, buf, part, fill, done)
             fill += part
-            last = part == self._left
-            if last or fill == _BODY_MAX:
-                kind = _MESSAGE | _LAST if last else _MESSAGE
-                try:
-                    place = journal._write(kind, self._piece, journal.next_seq, self._part, 0, fill, journal._reserve)
-                except StoreFull:  # a sector was found to be bad
-                    if journal.policy != DROP_NEWEST:
-                        raise
-                    journal.dropped += 1
-                    self._left = -1
-                    return
-                if not self._piece:
-                    self._place = place
-                    journal._continued = 1
-                self._piece += 1
-                fill = 0
-            self._fill = fill
-            self._left -= part
             done += part
+            left = self._left - part
+            if left and fill < _BODY_MAX:
+                self._fill = fill
+                self._left = left
+                continue
+            piece = self._piece
+            kind = _MESSAGE if left else _MESSAGE | _LAST
+            seq = journal.next_seq
+            try:
+                journal._write(kind, piece, seq, self._part, 0, fill, journal._reserve)
+                # Ctrl-C raises at a jump or after a call: it can't separate the next lines.
+                journal.next_seq = seq  # only `commit` ends the message
+                self._piece = piece + 1
+                self._fill = 0
+                self._left = left
+                journal._continued = 1
+            except StoreFull:  # a sector was found to be bad
+                if journal.policy != DROP_NEWEST:
+                    raise
+                journal.dropped += 1
+                self._left = -1
+                return
 
     def commit(self) -> int:
         """End the message; return its sequence, or 0 if the policy dropped it."""
@@ -95,9 +99,10 @@ class Pieces:
         if self._left or not self._piece:
             raise UsageError("commit: %d bytes are missing" % self._left)
         journal = self._journal
-        self._piece = journal._continued = 0
         seq = journal.next_seq
-        journal._stored(seq, self._place, self._length)
+        self._piece = journal._continued = 0
+        journal.next_seq = seq + 1
+        journal.fresh = False
         return seq
 
     def abandon(self) -> None:
