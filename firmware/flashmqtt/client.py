@@ -318,7 +318,7 @@ class Client:
             password,
             will,
             buffer_bytes,
-            response_s * 1000,
+            int(response_s * 1000),
             clean,
             five,
             chunks,

@@ -164,6 +164,20 @@ def test_connect_to_a_silent_broker_raises_connection_lost():
     mqtt.disconnect()
 
 
+@pytest.mark.req("B4", "W13")
+@pytest.mark.parametrize("response_s", [0.25, 1.0])
+def test_missing_connack_with_a_fraction_as_response_s_ends_the_attempt(response_s):
+    broker = Loopback()
+    broker.silent = True
+    mqtt = client(broker, response_s=response_s)
+    mqtt.start()
+    poll_until(mqtt, lambda: isinstance(mqtt.error, DeadlineExpired))
+    assert "no CONNACK for %d ms" % (response_s * 1000) in str(mqtt.error)
+    broker.silent = False
+    poll_until(mqtt, lambda: mqtt.connected)
+    mqtt.disconnect()
+
+
 @pytest.mark.req("W10")
 def test_refused_connect_raises_at_once():
     broker = Loopback()
