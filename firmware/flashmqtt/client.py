@@ -295,6 +295,7 @@ class Client:
 
                 refuse_will(will)
             will = (octets(will[0], "will"), octets(will[1], "will"), will[2], will[3])
+        address = octets(host, "host")
         client_id = octets(client_id, "client_id")
         user = None if user is None else octets(user, "user")
         password = None if password is None else octets(password, "password")
@@ -322,10 +323,12 @@ class Client:
             clean,
             five,
             chunks,
-            b"%s:%d" % (octets(host, "host"), port),
+            b"%s:%d" % (address, port),
         )
         self.connection.owner = self
-        self.link = Link(self.connection, host, port, backoff or Backoff(), tls, server_name, int(timeout_s * 1000))
+        self.link = Link(
+            self.connection, str(address, "utf-8"), port, backoff or Backoff(), tls, server_name, int(timeout_s * 1000)
+        )
         self.on_message = self.on_delivered = None
         self.timeout_s = timeout_s
         self._waiting = (waiting, waiting_bytes or buffer_bytes * 8, attempts, clean, keeps, int(unclaimed_s * 1000))

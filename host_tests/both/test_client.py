@@ -178,6 +178,23 @@ def test_missing_connack_with_a_fraction_as_response_s_ends_the_attempt(response
     mqtt.disconnect()
 
 
+@pytest.mark.req("B4")
+@pytest.mark.parametrize("host", [b"127.0.0.1", bytearray(b"127.0.0.1"), "127.0.0.1", b"localhost"])
+def test_host_may_be_text_or_bytes_also_with_a_watchdog_and_a_log(host):
+    broker = Loopback()
+    lines = []
+    mqtt = Client(host, broker.port, "me", feed=broker, log=lines.append, backoff=Backoff(20, 100, 50))
+    mqtt.connect(PATIENCE_S)
+    name = "localhost" if host == b"localhost" else "127.0.0.1"
+    assert lines[0] == "broker: connecting to %s:%d as me" % (name, broker.port)
+    mqtt.disconnect()
+    broker.close()
+    mqtt.start()
+    poll_until(mqtt, lambda: mqtt.error)
+    assert str(mqtt.error) == "no answer from %s:%d" % (name, broker.port)
+    mqtt.disconnect()
+
+
 @pytest.mark.req("W10")
 def test_refused_connect_raises_at_once():
     broker = Loopback()
