@@ -2,7 +2,17 @@
 
 import pytest
 
-from flashmqtt.codec.properties import MESSAGE_EXPIRY_INTERVAL, SUBSCRIPTION_IDENTIFIER, USER_PROPERTY, pack
+from flashmqtt.codec.packets import CONNECT
+from flashmqtt.codec.properties import (
+    MAXIMUM_PACKET_SIZE,
+    MESSAGE_EXPIRY_INTERVAL,
+    RECEIVE_MAXIMUM,
+    SESSION_EXPIRY_INTERVAL,
+    SUBSCRIPTION_IDENTIFIER,
+    TOPIC_ALIAS_MAXIMUM,
+    USER_PROPERTY,
+    pack,
+)
 from flashmqtt.connection import DELIVERED, IN_DOUBT, REFUSED
 from flashmqtt.errors import (
     ConnectionLost,
@@ -11,6 +21,7 @@ from flashmqtt.errors import (
     MalformedPacket,
     ProtocolError,
     Refused,
+    UsageError,
 )
 from flashmqtt.session.level5 import Level5
 from flashmqtt.session.ram import RamStore
@@ -73,6 +84,52 @@ def test_connect_properties_state_our_limits():
     assert b"\x11\x00\x00\x00\x3c" in properties  # Session Expiry Interval
     assert b"\x21\x00\x28" in properties  # Receive Maximum: as many messages as the store can hold
     assert b"\x27\x00\x00\x02\x00" in properties  # Maximum Packet Size
+
+
+@pytest.mark.req("W12")
+def test_limits_among_the_properties_given_for_connect_are_sent():
+    given = {SESSION_EXPIRY_INTERVAL: 3600, RECEIVE_MAXIMUM: 3, MAXIMUM_PACKET_SIZE: 200, TOPIC_ALIAS_MAXIMUM: 2}
+    broker = Peer5()
+    broker.connection.five = broker.session.five = Level5(properties=given)
+    broker.connect()
+    for identifier, value in given.items():
+        assert pack(CONNECT, {identifier: value}) in broker.connect_packet
+    broker.give(publish(b"a", b"x", properties=b"\x23\x00\x02"))  # a topic alias, which was allowed
+    broker.give(publish(b"", b"y", properties=b"\x23\x00\x02"))
+    assert [message[0] for message in broker.messages] == ["a", "a"]
+
+
+@pytest.mark.req("W12", "W13")
+def test_limits_above_those_of_store_and_buffer_are_lowered():
+    given = {RECEIVE_MAXIMUM: 65535, MAXIMUM_PACKET_SIZE: 5000}
+    broker = Peer5(buffer_bytes=512)
+    broker.connection.five = broker.session.five = Level5(properties=given)
+    broker.connect()
+    for block in ({RECEIVE_MAXIMUM: 40}, {MAXIMUM_PACKET_SIZE: 512}):
+        assert pack(CONNECT, block) in broker.connect_packet
+
+
+@pytest.mark.req("W12")
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"expiry_s": "60"},
+        {"expiry_s": -1},
+        {"expiry_s": None},
+        {"expiry_s": 1 << 32},
+        {"alias_maximum": 65536},
+        {"alias_maximum": -1},
+        {"properties": 5},
+        {"properties": "x"},
+        {"properties": {0x99: 1}},
+        {"properties": {RECEIVE_MAXIMUM: 0}},
+        {"properties": {MESSAGE_EXPIRY_INTERVAL: 5}},
+        {"will_properties": {SESSION_EXPIRY_INTERVAL: 5}},
+    ],
+)
+def test_invalid_settings_are_refused_when_they_are_made(options):
+    with pytest.raises(UsageError):
+        Level5(**options)
 
 
 @pytest.mark.req("W12", "Q6")

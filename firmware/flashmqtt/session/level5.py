@@ -51,8 +51,12 @@ class Level5:
     Args:
         expiry_s: how long the broker keeps the session after the end of the connection.
         alias_maximum: how many topic aliases the broker may set.
-        properties: more properties for CONNECT (a dict), user properties for example.
+        properties: more properties for CONNECT (a dict), user properties for example. A session expiry and a topic alias maximum
+            among them replace the two arguments; limits above those of the store and the buffer are lowered.
         will_properties: the will's (a dict): will delay, content type, ...
+
+    Raises:
+        UsageError: CONNECT can't have such a property.
     """
 
     def __init__(
@@ -62,9 +66,16 @@ class Level5:
         properties: "dict[int, Any] | None" = None,
         will_properties: "dict[int, Any] | None" = None,
     ) -> None:
-        self.expiry_s = expiry_s
-        self.alias_maximum = alias_maximum
-        self.properties = properties or {}
+        own = {SESSION_EXPIRY_INTERVAL: expiry_s}
+        if alias_maximum:
+            own[TOPIC_ALIAS_MAXIMUM] = alias_maximum
+        if properties:
+            pack(CONNECT, properties)
+            own.update(properties)
+        pack(CONNECT, own)  # what CONNECT can't have is an error here
+        self.properties = own
+        self.expiry_s = own[SESSION_EXPIRY_INTERVAL]
+        self.alias_maximum = own.get(TOPIC_ALIAS_MAXIMUM, 0)
         self.will_properties = pack(0, will_properties) if will_properties else None
         self._first = bytearray(1)
         self.expiry: "Any" = None  # counts Message Expiry Intervals down: `expiry.Expiry`
@@ -83,11 +94,10 @@ class Level5:
         properties = dict(self.properties)
         properties[SESSION_EXPIRY_INTERVAL] = self.expiry_s
         # Every unacknowledged inbound message may have to be held at once.
-        properties[RECEIVE_MAXIMUM] = min(session.store.hold_limit, 65535)
+        properties[RECEIVE_MAXIMUM] = min(session.store.hold_limit, properties.get(RECEIVE_MAXIMUM, 65535))
         if not session.chunks:
-            properties[MAXIMUM_PACKET_SIZE] = len(decoder.buffer)
-        if self.alias_maximum:
-            properties[TOPIC_ALIAS_MAXIMUM] = self.alias_maximum
+            size = len(decoder.buffer)
+            properties[MAXIMUM_PACKET_SIZE] = min(size, properties.get(MAXIMUM_PACKET_SIZE, size))
         return pack(CONNECT, properties)
 
     def accepted(self, session: "Any", connection: "Any") -> None:
