@@ -457,6 +457,7 @@ class Client:
     async def _until(self, condition: "Any", timeout_s: "float | None", check: "Any" = None) -> None:
         """Wait until a condition is true; `_run` changes it."""
         deadline_s = self.timeout_s if timeout_s is None else timeout_s
+        self._blocking._deadline(deadline_s)  # refuses what is no time
         begin = ticks_ms()
         while not condition():
             if self._failure:

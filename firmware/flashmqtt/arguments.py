@@ -1,13 +1,14 @@
 """Errors for invalid arguments of the clients. Loaded when the first one is found."""
 
-from .compat import TYPE_CHECKING
+from .compat import TYPE_CHECKING, const
 from .errors import InvalidTopic, UsageError
 
 if TYPE_CHECKING:
     from typing import Any  # noqa: TID251
 
-# The numbers among a client's arguments, as its constructor checks them.
-_NUMBERS = "port keep_alive_s window buffer_bytes timeout_s response_s refuse_after waiting unclaimed_s attempts"
+# The numbers among a client's arguments, as its constructor checks them; the last three may have fractions.
+_NUMBERS = "port keep_alive_s window buffer_bytes refuse_after waiting attempts timeout_s response_s unclaimed_s"
+_WHOLE = const(7)
 
 
 def check_octets(text: "Any", name: str) -> None:
@@ -52,10 +53,16 @@ def refuse_topic(topic: "Any", is_filter: bool) -> None:
 
 
 def refuse_number(values: "tuple[Any, ...]") -> None:
-    """Refuse the first of a client's numbers that is none."""
-    for name, value in zip(_NUMBERS.split(), values):
+    """Refuse the first of a client's numbers that is invalid."""
+    names = _NUMBERS.split()
+    for i in range(len(names)):
+        value = values[i]
         if not isinstance(value, (int, float)):
-            raise UsageError("%s %r: a number is needed" % (name, value))
+            raise UsageError("%s %r: a number is needed" % (names[i], value))
+        if i < _WHOLE and not isinstance(value, int):
+            raise UsageError("%s %r: a whole number is needed" % (names[i], value))
+        if not value < 1 << 29:
+            raise UsageError("%s %r: less than %d" % (names[i], value, 1 << 29))
 
 
 def refuse_handle(session: "Any", handle: object) -> None:
@@ -92,7 +99,7 @@ def refuse_client(
     elif attempts < 1:
         text = "attempts %r: 1 or more" % attempts
     else:
-        text = 'unclaimed %r: "drop" or "keep"' % unclaimed
+        text = 'unclaimed %r: "drop" or "keep"' % (unclaimed,)
     raise UsageError(text)
 
 
@@ -106,7 +113,7 @@ def refuse_session(window: "Any", max_qos: object, refuse_after: object) -> None
     if not 0 < window <= 32:
         raise UsageError("window %r: 1 to 32" % window)
     if max_qos != 1 and max_qos != 2:
-        raise UsageError("max_qos %r: 1 or 2" % max_qos)
+        raise UsageError("max_qos %r: 1 or 2" % (max_qos,))
     raise UsageError("refuse_after %r: 0 to 254; or retry_ms at level 5, which allows none" % refuse_after)
 
 
@@ -115,11 +122,13 @@ def refuse_interruption() -> None:
     raise UsageError("called from a timer during another call: let the timer set a flag instead")
 
 
-def refuse_handler(is_async: bool) -> None:
-    """Refuse an `async def` handler, or a call inside a handler that would block."""
-    if is_async:
+def refuse_call(what: object) -> None:
+    """Refuse an `async def` handler (True), a call inside a handler that would block (False), or this time to wait."""
+    if what is True:
         raise UsageError("async def handlers are for flashmqtt.aio")
-    raise UsageError("blocking calls are not allowed in a message handler")
+    if what is False:
+        raise UsageError("blocking calls are not allowed in a message handler")
+    raise UsageError("timeout %r: a number of seconds (poll: whole milliseconds), of at most 500000 s" % (what,))
 
 
 def disconnect_properties(session: "Any", code: int, expiry_s: "int | None") -> "Any":

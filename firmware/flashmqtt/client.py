@@ -74,6 +74,9 @@ _IPOLL = hasattr(_poll(), "ipoll")
 # The longest wait between two calls of `feed`; and the longest time that `poll` works when the broker sends without a pause.
 _SLICE_MS = const(200)
 _REFUSALS = const(64)  # how many codes of refused messages are kept
+_LIMIT = const(1 << 29)  # of numbers among the arguments
+_LONGEST_S = const(500000)  # of a wait: a board's ticks have room for 2^29 ms
+_LONGEST_MS = const(500000000)
 _READ_DELAY_MS = const(10)  # how long `publish` delays reading, so that acknowledgements are handled in batches
 
 
@@ -252,15 +255,15 @@ class Client:
             keep_alive_s,
             window,
             buffer_bytes,
-            timeout_s,
-            response_s,
             refuse_after,
             waiting,
-            unclaimed_s,
             attempts,
+            timeout_s,
+            response_s,
+            unclaimed_s,
         )
-        for number in numbers:
-            if not _isinstance(number, (int, float)):
+        for i in range(10):
+            if not _isinstance(numbers[i], int if i < 7 else (int, float)) or not numbers[i] < _LIMIT:
                 from .arguments import refuse_number
 
                 refuse_number(numbers)
@@ -385,9 +388,9 @@ class Client:
             ConnectionLost: not connected in time; `error` has the last attempt's error. `poll` continues to try.
         """
         link = self.link
+        deadline = self._deadline(timeout_s)
         link.start(ticks_ms())
         link.error = None
-        deadline = self._deadline(timeout_s)
         while not link.is_open():
             error = link.error
             if isinstance(error, FlashMqttError) and error.refusal:
@@ -641,7 +644,9 @@ class Client:
         link = self.link
         session = self.session
         deadline = 0
-        if timeout_ms and timeout_ms > 0:
+        if timeout_ms:
+            if not _isinstance(timeout_ms, int) or timeout_ms > _LONGEST_MS:
+                self._refuse(timeout_ms)
             begin_ms = ticks_ms()
             deadline = ticks_add(begin_ms, timeout_ms)
             # All received bytes were read: wait for the socket, unless received messages wait for a handler.
@@ -818,15 +823,19 @@ class Client:
             result.close()
             self._refuse(True)
 
-    def _refuse(self, is_async: bool) -> None:
-        from .arguments import refuse_handler
+    def _refuse(self, what: object) -> None:
+        from .arguments import refuse_call
 
-        refuse_handler(is_async)
+        refuse_call(what)
 
     # --- waiting ---
 
     def _deadline(self, timeout_s: "float | None") -> "Any":
-        return ticks_add(ticks_ms(), int((self.timeout_s if timeout_s is None else timeout_s) * 1000))
+        if timeout_s is None:
+            timeout_s = self.timeout_s
+        if not _isinstance(timeout_s, (int, float)) or not timeout_s <= _LONGEST_S:  # (NaN, too)
+            self._refuse(timeout_s)
+        return ticks_add(ticks_ms(), int(timeout_s * 1000))
 
     def _left(self, deadline: "Any", what: "Any") -> "Any":
         left = ticks_diff(deadline, ticks_ms())

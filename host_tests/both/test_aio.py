@@ -484,6 +484,21 @@ def test_leaving_the_loop_discards_the_held_qos_2_message(gone):
     run(case)
 
 
+@pytest.mark.req("W10", "W13")
+def test_invalid_timeout_is_refused():
+    async def case(broker):
+        mqtt = client(broker)
+        handle = await mqtt.publish("a", "x", 1)
+        for wrong in ("5", [5], float("nan"), float("inf"), 1 << 40):
+            for call in (mqtt.connect(wrong), mqtt.drain(wrong), mqtt.delivered(handle, wrong)):
+                with pytest.raises(UsageError) as caught:
+                    await call
+                assert str(caught.value).startswith("timeout %r: " % (wrong,))
+        await mqtt.disconnect()
+
+    run(case)
+
+
 @pytest.mark.req("W13")
 def test_deadline_holds_when_ticks_wrap():
     import flashmqtt.aio

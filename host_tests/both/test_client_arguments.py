@@ -439,3 +439,63 @@ def test_invalid_session_expiry_is_refused_by_name(expiry_s):
     with pytest.raises(UsageError) as caught:
         client(level=5).disconnect(expiry_s=expiry_s)
     assert str(caught.value) == "expiry_s %r: 0 to 4294967295" % (expiry_s,)
+
+
+@pytest.mark.req("W10")
+@pytest.mark.parametrize(
+    "name", ["port", "keep_alive_s", "window", "buffer_bytes", "refuse_after", "waiting", "attempts"]
+)
+def test_fraction_is_refused_where_a_whole_number_is_needed(name):
+    for wrong in (1.5, 2.0):
+        options = {"host": "127.0.0.1", "client_id": "me"}
+        options[name] = wrong
+        with pytest.raises(UsageError) as caught:
+            Client(**options)
+        assert str(caught.value) == "%s %r: a whole number is needed" % (name, wrong)
+
+
+@pytest.mark.req("W10")
+def test_endless_and_absurd_numbers_are_refused_by_name():
+    for name in ("timeout_s", "response_s", "unclaimed_s"):
+        for wrong in (float("inf"), float("nan"), 1 << 40):
+            with pytest.raises(UsageError) as caught:
+                client(**{name: wrong})
+            assert str(caught.value) == "%s %r: less than 536870912" % (name, wrong)
+        client(**{name: 1.5})
+    with pytest.raises(UsageError) as caught:
+        client(buffer_bytes=1 << 40)
+    assert str(caught.value) == "buffer_bytes %d: less than 536870912" % (1 << 40)
+
+
+@pytest.mark.req("W10", "W13")
+@pytest.mark.parametrize("wrong", ["5", b"5", [5], (5,), object(), float("nan"), float("inf"), 1 << 40])
+def test_invalid_timeout_is_refused(wrong):
+    mqtt = client()
+    mqtt.publish("a", b"x", 1)
+    for call in (
+        lambda: mqtt.connect(wrong),
+        lambda: mqtt.drain(wrong),
+        lambda: mqtt.subscribe("a", 1, timeout_s=wrong),
+        lambda: mqtt.unsubscribe("a", wrong),
+        lambda: mqtt.poll(wrong),
+    ):
+        with pytest.raises(UsageError) as caught:
+            call()
+        assert str(caught.value).startswith("timeout %r: a number of seconds (poll: whole milliseconds)" % (wrong,))
+    mqtt.poll()
+    assert mqtt.link.attempts == 0  # `connect` has not begun
+
+
+@pytest.mark.req("W10")
+def test_fraction_of_a_millisecond_is_refused_on_every_port():
+    for wrong in (1.5, 20.0):  # MicroPython's poll objects take whole numbers only
+        with pytest.raises(UsageError):
+            client().poll(wrong)
+
+
+@pytest.mark.req("W10", "R3")
+@pytest.mark.parametrize("name", ["max_qos", "unclaimed"])
+def test_tuple_is_refused_by_name(name):
+    with pytest.raises(UsageError) as caught:
+        client(**{name: (1, 2)})
+    assert str(caught.value).startswith(name + " (1, 2): ")
