@@ -298,6 +298,26 @@ def test_connack_properties_reach_the_session():
 
 
 @pytest.mark.req("W12")
+def test_user_properties_may_be_a_dict():
+    user = properties.USER_PROPERTY
+    block = properties.pack(PUBLISH, {user: {"value": "test"}})  # as programs for mqtt_as have it
+    assert block == b"\x26\x00\x05value\x00\x04test"
+    block = properties.pack(PUBLISH, {user: {"a": "1", "b": "2"}})
+    assert sorted(properties.unpack(block, 0, len(block))[user]) == [("a", "1"), ("b", "2")]
+    for wrong in (
+        {user: {"a": 1}},
+        {user: {5: "a"}},
+        {properties.CONTENT_TYPE: {}},
+        {properties.CONTENT_TYPE: [65]},
+        {properties.CORRELATION_DATA: (1, 2)},
+        {user: ([], "a")},
+        {properties.CONTENT_TYPE: {"a": "b"}},
+    ):
+        with pytest.raises(UsageError):
+            properties.pack(PUBLISH, wrong)
+
+
+@pytest.mark.req("W12")
 @pytest.mark.clause("MQTT-4.12.0-6", "MQTT-3.15.2-1")
 def test_auth_packet_is_decoded():
     block = properties.pack(AUTH, [(properties.AUTHENTICATION_METHOD, "X"), (properties.AUTHENTICATION_DATA, b"\x01")])

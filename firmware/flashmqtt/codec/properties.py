@@ -193,7 +193,8 @@ def _text(buf: "bytes | bytearray | memoryview", at: int, end: int) -> str:
 def pack(packet_type: int, properties: "dict[int, Any] | list[tuple[int, Any]]") -> bytes:
     """Return the block for a dict like that of `unpack`, checked for this `packet_type` (WILL for a will).
 
-    A list of (identifier, value) is accepted, too, and keeps its order; MicroPython's dict does not.
+    A list of (identifier, value) is accepted, too, and keeps its order; MicroPython's dict does not. User Property may also be
+    a dict from name to value, as mqtt_as has it.
 
     Raises:
         UsageError: that packet does not have the property, or the property does not have the value.
@@ -201,6 +202,8 @@ def pack(packet_type: int, properties: "dict[int, Any] | list[tuple[int, Any]]")
     block = bytearray()
     try:
         for identifier, value in properties.items() if isinstance(properties, dict) else properties:
+            if identifier == USER_PROPERTY and isinstance(value, dict):
+                value = list(value.items())
             many = identifier in (SUBSCRIPTION_IDENTIFIER, USER_PROPERTY) and isinstance(value, list)
             for one in value if many else (value,):
                 _pack(block, identifier, one)
@@ -247,6 +250,8 @@ def _pack(block: bytearray, identifier: int, one: "Any") -> None:
 def _append(block: bytearray, value: "Any") -> None:
     if isinstance(value, str):
         value = value.encode()
+    elif not isinstance(value, (bytes, bytearray, memoryview)):
+        raise TypeError
     n = len(value)
     if n > 65535:
         raise UsageError("%d bytes: 65535 at most" % n)
