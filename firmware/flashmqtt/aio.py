@@ -345,6 +345,8 @@ class Client:
             from .arguments import refuse_handle
 
             refuse_handle(self.session, handle)
+        if timeout_s == 0:
+            timeout_s = -1  # 0 has no deadline in `_until`
         await self._until(lambda: blocking.delivered(handle) or self.session.is_done(handle), timeout_s or 0)
         return blocking.delivered(handle)
 

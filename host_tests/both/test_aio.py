@@ -484,6 +484,25 @@ def test_leaving_the_loop_discards_the_held_qos_2_message(gone):
     run(case)
 
 
+@pytest.mark.req("R4")
+def test_delivered_with_a_timeout_of_0_does_not_wait():
+    async def case(broker):
+        mqtt = client(broker)
+        handle = await mqtt.publish("a", "x", 1)
+
+        async def asks():
+            with pytest.raises(DeadlineExpired):
+                await mqtt.delivered(handle, 0)
+
+        await asyncio.wait_for(asks(), 5)
+        await mqtt.connect()
+        await mqtt.delivered(handle)
+        assert await mqtt.delivered(handle, 0)
+        await mqtt.disconnect()
+
+    run(case)
+
+
 @pytest.mark.req("W10", "W13")
 def test_invalid_timeout_is_refused():
     async def case(broker):
