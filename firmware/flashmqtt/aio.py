@@ -345,9 +345,10 @@ class Client:
             from .arguments import refuse_handle
 
             refuse_handle(self.session, handle)
-        if timeout_s == 0:
-            timeout_s = -1  # 0 has no deadline in `_until`
-        await self._until(lambda: blocking.delivered(handle) or self.session.is_done(handle), timeout_s or 0)
+        endless = timeout_s is None
+        await self._until(
+            lambda: blocking.delivered(handle) or self.session.is_done(handle), timeout_s or 0, None, endless
+        )
         return blocking.delivered(handle)
 
     async def drain(self, timeout_s: float = 0) -> None:
@@ -356,7 +357,7 @@ class Client:
         Raises:
             DeadlineExpired: messages are still pending after timeout_s.
         """
-        await self._until(lambda: not self.session.pending(), timeout_s)
+        await self._until(lambda: not self.session.pending(), timeout_s, None, timeout_s == 0)
 
     # --- receiving ---
 
@@ -456,7 +457,9 @@ class Client:
 
     # --- the task ---
 
-    async def _until(self, condition: "Any", timeout_s: "float | None", check: "Any" = None) -> None:
+    async def _until(
+        self, condition: "Any", timeout_s: "float | None", check: "Any" = None, endless: bool = False
+    ) -> None:
         """Wait until a condition is true; `_run` changes it."""
         deadline_s = self.timeout_s if timeout_s is None else timeout_s
         self._blocking._deadline(deadline_s)  # refuses what is no time
@@ -467,7 +470,7 @@ class Client:
             if check:
                 check()
             try:
-                left = deadline_s * 1000 - ticks_diff(ticks_ms(), begin) if deadline_s else 60000
+                left = 60000 if endless else deadline_s * 1000 - ticks_diff(ticks_ms(), begin)
                 if left <= 0:
                     error = self.link.error
                     raise ConnectionLost("not connected: %r" % error) if error else DeadlineExpired("no answer in time")

@@ -251,7 +251,7 @@ class MQTTClient(Client):
             properties: level 5's, as a dict.
         """
         if not qos:
-            await self._until(self.link.is_open, 0)
+            await self._until(self.link.is_open, 0, None, True)
         handle = await super().publish(topic, msg, qos, retain, properties)
         if handle and self._waits:
             await self.delivered(handle)

@@ -484,8 +484,8 @@ def test_leaving_the_loop_discards_the_held_qos_2_message(gone):
     run(case)
 
 
-@pytest.mark.req("R4")
-def test_delivered_with_a_timeout_of_0_does_not_wait():
+@pytest.mark.req("B4", "R4")
+def test_timeout_of_0_does_not_wait():
     async def case(broker):
         mqtt = client(broker)
         handle = await mqtt.publish("a", "x", 1)
@@ -493,8 +493,18 @@ def test_delivered_with_a_timeout_of_0_does_not_wait():
         async def asks():
             with pytest.raises(DeadlineExpired):
                 await mqtt.delivered(handle, 0)
+            with pytest.raises(DeadlineExpired):
+                await mqtt.connect(0)
+            await mqtt.connect()
+            broker.silent = True
+            with pytest.raises(DeadlineExpired):
+                await mqtt.subscribe("a", 1, timeout_s=0)
+            with pytest.raises(DeadlineExpired):
+                await mqtt.unsubscribe("a", 0)
+            broker.silent = False
+            await mqtt.disconnect()
 
-        await asyncio.wait_for(asks(), 5)
+        await asyncio.wait_for(asks(), 20)
         await mqtt.connect()
         await mqtt.delivered(handle)
         assert await mqtt.delivered(handle, 0)
