@@ -110,7 +110,8 @@ class Client:
         user, password: str or bytes.
         keep_alive_s: a connection that fails silently is detected within 1.5 times this. 0: only `response_s` detects it.
         will: (topic, payload, qos, retain): what the broker publishes if the connection is lost.
-        window: how many messages may be in flight to the broker, 1 to 32.
+        window: how many messages may be in flight to the broker, 1 to 32. At levels 3 and 4 a broker can't say how many it
+            allows: stay below mosquitto's max_inflight_messages (20), see LIMITS.md.
         buffer_bytes: size of each buffer. Longer messages can be sent; for receiving them see `chunks`.
         clean: start a new session at the broker with every connection.
         tls: an SSLContext (see `flashmqtt.tls`); server_name: the certificate's name where it is not `host`.
@@ -467,6 +468,7 @@ class Client:
         Raises:
             InvalidTopic: not a valid topic name. UsageError: an invalid QoS, property or payload type.
             StoreFull: no room, and the store's policy is to refuse.
+            BufferTooSmall: QoS 0, and the topic does not fit in buffer_bytes.
         """
         session = self.session
         if session.busy:
