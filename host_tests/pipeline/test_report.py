@@ -2,6 +2,7 @@
 
 import json
 import re
+import resource
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -166,3 +167,19 @@ def test_truncated_fleet_keeps_the_full_counts():
     found = report.compact(facts)
     assert len(found["fleet"]) < 20_000
     assert sum(found["health"]) == 20_000
+
+
+@pytest.mark.parametrize("most_bytes", [4096, 20_000])
+def test_full_disk_ends_the_report_with_a_named_error_and_status_2(written, tmp_path, capsys, most_bytes):
+    out = tmp_path / "out"
+    verdict.judge(Output(str(out)))
+    (out / "report" / "series.sqlite").unlink()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, hard))  # a write that makes a file longer fails
+    try:
+        status = report.main(["--out", str(out)])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert status == 2
+    assert re.match(rf"report: can't write {out}/report/series.sqlite: .+; free disk space", capsys.readouterr().err)
+    assert report.main(["--out", str(out)]) == 0

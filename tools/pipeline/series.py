@@ -30,6 +30,7 @@ import pyarrow.compute as pc
 from . import intervals
 from .commits import Commit, Output, bucket_of, day_of
 from .state import pack
+from .storage import StorageError
 from .ties import AHEAD_US, SET_SINCE_US, plausible
 
 FORMAT = 2
@@ -180,9 +181,18 @@ class Store:
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[sqlite3.Connection]:
-        """Yield the open file. Make it again if it is missing, damaged or of another version."""
-        with contextlib.closing(self._connect()) as connection:
-            yield connection
+        """Yield the open file. Make it again if it is missing, damaged or of another version.
+
+        Raises:
+            StorageError: the file can't be read or written.
+        """
+        try:
+            with contextlib.closing(self._connect()) as connection:
+                yield connection
+        except sqlite3.OperationalError as error:
+            raise StorageError(
+                f"can't write {self.path}: {error}; free disk space, or change who may write to its folder"
+            ) from error
 
     def _connect(self) -> sqlite3.Connection:
         if not self.path.exists():
