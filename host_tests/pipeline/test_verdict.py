@@ -110,6 +110,38 @@ def test_missing_messages_are_found_with_and_without_expectations(local, landing
     assert "1 boots that are not in the boards' counters" in found.line
 
 
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        ("{", "Expecting property name"),
+        ("[]", "'list' object has no attribute 'items'"),
+        ("3", "'int' object has no attribute 'items'"),
+        ('{"a": {}}', "'boots'"),
+        ('{"a": {"boots": "x"}}', "string indices must be integers"),
+        ('{"a": {"boots": [{"boot": 1, "first": 1}]}}', "'last'"),
+        ('{"a": {"boots": [{"boot": 1, "first": "1", "last": 2}]}}', "not supported between instances"),
+        ('{"a": {"boots": [{"boot": 1, "first": 5, "last": 1}]}}', "'a' has the boot {'boot': 1, 'first': 5, 'last': 1}"),
+    ],
+)
+def test_counters_of_another_form_are_refused(local, landing, out, capsys, content, text):
+    fill(landing)
+    landing.seal()
+    taken(local, landing, out)
+    file = landing.directory / "expected.json"
+    file.write_text(content)
+    assert verdict.main(["--out", str(out), "--expected", str(file)]) == 2
+    printed = capsys.readouterr().err
+    assert printed.startswith(f"verdict: {file}: ") and text in printed and '{"DEVICE": {"boots": [{' in printed
+
+
+@pytest.mark.parametrize("topic", ["", "$share/g", "a/#/b", "a#", "a+/b"])
+def test_expected_topic_that_is_no_filter_is_refused(out, capsys, topic):
+    with pytest.raises(SystemExit) as ended:
+        verdict.main(["--out", str(out), "--expect-topic", topic])
+    assert ended.value.code == 2
+    assert "--expect-topic: " in capsys.readouterr().err
+
+
 @pytest.mark.req("P6")
 def test_audit_prints_reasons_of_quarantined_messages(local, landing, out, capsys):
     fill(landing)

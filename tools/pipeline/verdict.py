@@ -24,6 +24,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from flashmqtt.codec.topics import check_filter
+from flashmqtt.errors import InvalidTopic
 from tools.command import Failure, columns, ended, named
 
 from . import options, plain, schemas, summary
@@ -469,6 +471,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--expect-topic",
+        type=_filter,
         action="append",
         default=[],
         metavar="FILTER",
@@ -483,18 +486,42 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _filter(text: str) -> str:
+    """Return a topic filter: argparse's `type`."""
+    try:
+        check_filter(text.encode())
+    except InvalidTopic as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    return text
+
+
 def expectations(given: argparse.Namespace, now: bool = False) -> Expectations:
     """Return the expectations from the options.
 
     Raises:
         OSError, Failure: the file of `--expected` can't be read.
     """
-    try:
-        boards = json.loads(Path(given.expected).read_text()) if given.expected else {}
-    except ValueError as error:
-        raise Failure(f"{given.expected}: {error}") from error
+    boards = _counters(Path(given.expected)) if given.expected else {}
     as_of = time.time() if given.as_of == "now" or (now and given.as_of is None) else None
     return Expectations(boards, given.silent_after, as_of, tuple(given.expect_topic), tuple(given.accept))
+
+
+def _counters(path: Path) -> dict[str, Any]:
+    """Read the boards' own counters.
+
+    Raises:
+        OSError, Failure: the file can't be read, or has another form.
+    """
+    try:
+        boards: dict[str, Any] = json.loads(path.read_text())
+        for device, counters in boards.items():
+            for boot in counters["boots"]:
+                if not (boot["boot"] >= 0 and boot["first"] >= 1 and boot["last"] >= boot["first"] - 1):
+                    raise ValueError(f"{device!r} has the boot {boot}")
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        form = '{"DEVICE": {"boots": [{"boot": 1, "first": 1, "last": 7}, ...]}, ...}'
+        raise Failure(f"{path}: {error}. It has to be JSON of the form {form}") from error
+    return boards
 
 
 @named("verdict")
