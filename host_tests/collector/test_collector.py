@@ -1012,6 +1012,8 @@ def test_metrics_of_a_running_collector(tmp_path):
         (["--tls", "--ca-file", "/nowhere"], "--ca-file /nowhere"),
         (["--password-file", "/nowhere"], "--password-file /nowhere"),
         (["--landing", "/dev/null/below"], "can't write /dev/null/below"),
+        (["--client-id", "x" * 201], "SegmentError: collector name"),
+        (["--password-file", sys.executable], f"--password-file {sys.executable}: 'utf-8' codec can't decode"),
     ],
 )
 def test_wrong_command_line_is_named(tmp_path, arguments, text):

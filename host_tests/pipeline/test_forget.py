@@ -3,6 +3,7 @@
 import base64
 import gzip
 import json
+import os
 import shutil
 
 import pyarrow as pa
@@ -544,6 +545,11 @@ def test_forget_command_requires_yes_and_reports_remaining_files(fleet, landing,
     assert "none: no such folder" in capsys.readouterr().err
     assert forget.main([*arguments, "--device", GONE, "--dry-run"]) == 0
     assert "files contain the names" in capsys.readouterr().out
+    (tmp_path / "latin").write_bytes(b"caf\xe9")
+    assert forget.main([*arguments, "--devices", str(tmp_path / "latin"), "--yes"]) == 2
+    assert f"forget: --devices {tmp_path}/latin: 'utf-8' codec can't decode byte 0xe9" in capsys.readouterr().err
+    assert forget.main([*arguments, "--device", os.fsdecode(b"caf\xe9"), "--yes"]) == 2
+    assert "forget: 'caf\\udce9' is not UTF-8, so no topic has it" in capsys.readouterr().err
     copy = tmp_path / "captures"
     copy.mkdir()
     (copy / "link.jsonl").write_text(f'{{"device": "{GONE}"}}')

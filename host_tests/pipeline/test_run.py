@@ -24,12 +24,14 @@ from tools.pipeline.storage import Storage, StorageError
         (["--landing", "{tmp}/l", "--out", "{tmp}/o", "--expected", "{tmp}/none.json"], "none.json"),
         (["--config", "{tmp}/none.toml"], "none.toml"),
         (["--config", "{tmp}/bad.toml"], "bad.toml"),
+        (["--config", "{tmp}/latin.toml"], "latin.toml: 'utf-8' codec can't decode byte 0xe9"),
         (["--config", "{tmp}/odd.toml"], "unknown key 'landin'; known: accept, as_of, buckets, checkpoint"),
     ],
 )
 def test_wrong_argument_is_named(tmp_path, capsys, arguments, text):
     (tmp_path / "bad.toml").write_text("landing =")
     (tmp_path / "odd.toml").write_text("landin = 'x'")
+    (tmp_path / "latin.toml").write_bytes(b"out = 'caf\xe9'")
     assert run.main([one.format(tmp=tmp_path) for one in arguments]) == 2
     said = capsys.readouterr().err
     assert text in said

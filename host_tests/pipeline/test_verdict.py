@@ -120,7 +120,10 @@ def test_missing_messages_are_found_with_and_without_expectations(local, landing
         ('{"a": {"boots": "x"}}', "string indices must be integers"),
         ('{"a": {"boots": [{"boot": 1, "first": 1}]}}', "'last'"),
         ('{"a": {"boots": [{"boot": 1, "first": "1", "last": 2}]}}', "not supported between instances"),
-        ('{"a": {"boots": [{"boot": 1, "first": 5, "last": 1}]}}', "'a' has the boot {'boot': 1, 'first': 5, 'last': 1}"),
+        (
+            '{"a": {"boots": [{"boot": 1, "first": 5, "last": 1}]}}',
+            "'a' has the boot {'boot': 1, 'first': 5, 'last': 1}",
+        ),
     ],
 )
 def test_counters_of_another_form_are_refused(local, landing, out, capsys, content, text):

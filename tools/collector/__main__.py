@@ -102,6 +102,8 @@ def settings_of(arguments: argparse.Namespace) -> Settings:
             password = arguments.password_file.read_text().rstrip("\n")
         except OSError as error:
             raise CollectorError(f"--password-file {explained(error)}")
+        except UnicodeDecodeError as error:
+            raise CollectorError(f"--password-file {arguments.password_file}: {error}")
     given: dict[str, Any] = {field.name: getattr(arguments, field.name, None) for field in fields(Settings)}
     given |= {name: int(given[name] * MB) for name in ("segment_bytes", "reserve_bytes")}
     given |= {"commit_count": Settings.commit_count, "commit_ms": Settings.commit_ms}

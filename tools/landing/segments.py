@@ -20,7 +20,7 @@ BUCKETS = 8
 """Device buckets of a landing, and tasks of a micro-batch. A power of two, so that it can be doubled later."""
 
 NAME = re.compile(r"(?P<collector>[A-Za-z0-9](?:[A-Za-z0-9_.-]*[A-Za-z0-9_])?)-(?P<number>[0-9]{9,})\.parquet")
-COLLECTOR_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9_])?")
+COLLECTOR_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,198}[A-Za-z0-9_])?")  # a file name has at most 255 bytes
 
 
 class SegmentError(Failure):
@@ -40,7 +40,7 @@ def file_name(collector: str, number: int) -> str:
     if not COLLECTOR_NAME.fullmatch(collector):
         raise SegmentError(
             f"collector name {collector!r}: use letters, digits, '_', '-' and '.', beginning with a letter or digit and"
-            " ending with one or with '_'"
+            " ending with one or with '_', at most 200"
         )
     if number < 1:
         raise SegmentError(f"segment number {number}: numbers begin at 1")

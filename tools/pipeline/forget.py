@@ -576,7 +576,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--dry-run", action="store_true", help="only list the files that contain the names")
     parser.add_argument("--yes", action="store_true", help="do not ask for confirmation")
     given = parser.parse_args(argv)
-    devices = sorted({*given.device, *(given.devices.read_text().split("\n") if given.devices else [])} - {""})
+    devices = _devices(given.device, given.devices)
     for name, value in (("--landing", given.landing), ("--out", given.out), ("--device", devices)):
         if not value:
             raise OutputError(f'{name} is missing: `make forget LANDING=landing OUT=tables DEVICE="NAME"`')
@@ -605,6 +605,22 @@ def main(argv: list[str] | None = None) -> int:
         text = f"forget: no data of {verdict.shown(name)} was found: it was deleted before, or the name is wrong"
         print(f"{text}. Similar devices: {similar}" if similar else text, file=sys.stderr)
     return 0
+
+
+def _devices(names: list[str], file: Path | None) -> list[str]:
+    """Return the names of the devices from the options.
+
+    Raises:
+        OSError, OutputError: the file can't be read, or a name is not UTF-8.
+    """
+    try:
+        found = sorted({*names, *(file.read_text().split("\n") if file else [])} - {""})
+    except UnicodeDecodeError as error:
+        raise OutputError(f"--devices {file}: {error}") from error
+    for name in found:
+        if name != name.encode(errors="replace").decode():
+            raise OutputError(f"{name!r} is not UTF-8, so no topic has it")
+    return found
 
 
 def _confirmed(devices: list[str]) -> bool:

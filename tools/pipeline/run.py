@@ -80,7 +80,7 @@ def configuration(path: Path, known: set[str]) -> list[str]:
         values = tomllib.loads(path.read_text())
     except OSError as error:
         raise Failure(f"--config {explained(error)}") from error
-    except tomllib.TOMLDecodeError as error:
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise Failure(f"{path}: {error}") from error
     flags = []
     for name, value in values.items():
