@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from host_tests.pipeline.conftest import Landing
 from host_tests.pipeline.planted import fleet, write_pack
 from tools.landing import parquet, segments
-from tools.pipeline import lives, schemas, senml, task, ties
+from tools.pipeline import lives, schemas, senml, stream, task, ties
 from tools.pipeline.messages import EVENT_LABELS, NO_MAPPING, process
 from tools.pipeline.parts import merge_tallies
 from tools.pipeline.state import State
@@ -266,12 +266,23 @@ def test_segments_are_read_in_order_of_number_not_of_time(landing, tmp_path):
     assert pq.read_table(out.path(done["state/audit"]))["reordered"].to_pylist() == [0]
 
 
+def with_column(path, name, values, kind):
+    """Write a segment again, with another content of one column."""
+    rows = pq.read_table(path)
+    pq.write_table(rows.set_column(rows.schema.get_field_index(name), name, pa.array(values, kind)), path)
+
+
 @pytest.mark.parametrize(
     ("spoil", "text"),
     [
         (lambda path: path.write_bytes(path.read_bytes()[:-50]), "damaged"),
         (lambda path: path.write_bytes(b""), "damaged"),
         (lambda path: pq.write_table(pq.read_table(path).drop(["topic"]), path), "without the column 'topic'"),
+        (lambda path: with_column(path, "topic", [None], pa.string()), "'topic' with null values"),
+        (lambda path: with_column(path, "arrival", [None], schemas.MOMENT), "'arrival' with null values"),
+        (lambda path: with_column(path, "arrival", [2**62], schemas.MOMENT), "date value out of range"),
+        (lambda path: with_column(path, "dup", ["no"], pa.string()), "damaged"),
+        (lambda path: with_column(path, "payload", [[1]], pa.list_(pa.int8())), "damaged"),
     ],
 )
 def test_damaged_or_foreign_segment_file_is_named(landing, tmp_path, spoil, text):
@@ -282,6 +293,17 @@ def test_damaged_or_foreign_segment_file_is_named(landing, tmp_path, spoil, text
         task.run(out, directory, 0, 1, 1, {}, {}, ["c-000000001.parquet"])
     assert "c-000000001.parquet" in str(raised.value)
     assert out.list("readings", recursive=True) == []
+
+
+def test_segment_of_another_writer_may_have_other_types_and_another_order(local, landing, tmp_path):
+    landing.message("a", 1, 1)
+    path = landing.seal()
+    rows = pq.read_table(path)
+    others = {"payload": pa.large_binary(), "segment": pa.int32(), "arrival": pa.timestamp("us")}
+    fields = [field.with_type(others.get(field.name, field.type)) for field in reversed(rows.schema)]
+    pq.write_table(rows.select([field.name for field in fields]).cast(pa.schema(fields)), path)
+    commit = stream.once(local, str(landing.directory), str(tmp_path / "out"), 2)
+    assert (commit.rows, commit.last_arrival_us) == ({"readings": 1, "prints": 1}, {})
 
 
 def test_lost_segment_can_be_replaced_by_an_empty_one(landing, tmp_path):

@@ -91,12 +91,12 @@ def arrivals_us(landing: Storage, name: str) -> tuple[int, int] | None:
     """Return the first and the last arrival in a segment; None if it has no message, or its footer can't be read."""
     try:
         found = limits(landing.footer(name), "arrival")
-    except (OSError, ValueError, pa.ArrowException):  # the task that reads the segment reports its damage
-        return None
-    if found is None:
-        return None
-    first, last = ((one - EPOCH) // datetime.timedelta(microseconds=1) for one in found)
-    return first, last
+        if found is None:
+            return None
+        first, last = ((one - EPOCH) // datetime.timedelta(microseconds=1) for one in found)
+        return first, last
+    except (OSError, ValueError, TypeError, OverflowError, pa.ArrowException):
+        return None  # the task that reads the segment reports its damage; another writer may have times without a zone
 
 
 def check_numbers(

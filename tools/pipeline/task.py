@@ -26,7 +26,7 @@ from tools.landing import parquet, segments
 
 from . import ledger, plain, schemas, summary, ties
 from .commits import Output, bucket_of
-from .files import parquet_writer
+from .files import DICTIONARY, parquet_writer
 from .mapping import Mapping
 from .messages import NO_MAPPING, process
 from .prints import Past
@@ -37,6 +37,12 @@ from .storage import Storage, limits
 DAY_US = 86_400_000_000
 MOST_OPEN = 64
 """The most open files of a task: a batch may have messages of many days."""
+COLUMNS = pa.schema(
+    [one.with_type(DICTIONARY) if one.name in {"collector", "topic"} else one for one in parquet.SCHEMA]
+)
+"""The columns of a segment's rows, as they are processed."""
+DAMAGE = (OSError, ValueError, KeyError, TypeError, IndexError, OverflowError, pa.ArrowException, segments.SegmentError)
+"""What reading a damaged segment, or one of another writer, may raise."""
 SETTLED = "audit."
 """The prefix of the keys of a bucket's settled files in a commit's state. A number follows it."""
 
@@ -195,10 +201,10 @@ def _in_order(landing: Storage, paths: Iterable[str], bucket: int, buckets: int)
         with _damage_named(path):
             meta = landing.footer(path)
             parquet.check_columns(meta.schema.names)
-        begins = limits(meta, "arrival")
-        # Never before the collector's previous segment: a clock may have been set back, and a message that the collector
-        # has held for a long time has an early arrival.
-        begun[collector] = max(begins[0].timestamp() if begins else 0.0, begun.get(collector, 0.0))
+            begins = limits(meta, "arrival")
+            # Never before the collector's previous segment: a clock may have been set back, and a message that the
+            # collector has held for a long time has an early arrival.
+            begun[collector] = max(begins[0].timestamp() if begins else 0.0, begun.get(collector, 0.0))
         files.append((begun[collector], path))
     for _, path in sorted(files):
         yield _rows(landing, path, bucket, buckets)
@@ -214,7 +220,7 @@ def _rows(landing: Storage, path: str, bucket: int, buckets: int) -> Iterator[pa
         file = pq.ParquetFile(source, read_dictionary=["collector", "topic"], page_checksum_verification=True)
         for table in parquet.read_bucket(file, bucket, buckets):
             table.validate(full=True)  # the footer has no checksum
-            yield table
+            yield table.select(COLUMNS.names).cast(COLUMNS)
 
 
 @contextmanager
@@ -222,7 +228,7 @@ def _damage_named(path: str) -> Iterator[None]:
     """Convert the errors of reading a segment."""
     try:
         yield
-    except (OSError, ValueError, KeyError, TypeError, IndexError, segments.SegmentError) as error:
+    except DAMAGE as error:
         raise segments.SegmentError(
             f"{path}: {error}. A segment gets its name when it is complete, so this file was damaged, or another program"
             " wrote it: restore it, or remove it from the landing"
