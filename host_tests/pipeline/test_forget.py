@@ -4,6 +4,7 @@ import base64
 import gzip
 import json
 import os
+import re
 import shutil
 
 import pyarrow as pa
@@ -20,7 +21,7 @@ from tools.landing import segments
 from tools.landing.lock import LandingInUse
 from tools.landing.names import Names
 from tools.landing.store import LandingStore
-from tools.pipeline import byte_search, compact, forget, mapping, plain, report, sink, stream, verdict
+from tools.pipeline import byte_search, compact, forget, mapping, plain, report, series, sink, stream, verdict
 from tools.pipeline.books import Books
 from tools.pipeline.commits import Output, OutputError
 from tools.pipeline.delta import Delta
@@ -533,6 +534,34 @@ def test_forget_deletes_from_registered_database_and_names_unreachable_one(fleet
     sink.register(fleet, "postgresql://127.0.0.1:1/nobody", "flashmqtt")
     with pytest.raises(OutputError, match=r"databases of these tables: .*Run the same command again for the rest"):
         forget.forget(str(landing.directory), str(tmp_path / "out"), [GONE])
+
+
+@pytest.mark.parametrize("gone", ["ab", "window", "null", "version", "status", "schemaString", "PRIMARY"])
+@pytest.mark.parametrize("page", [True, False])
+def test_device_whose_name_no_search_of_bytes_can_find_leaves_no_value_and_no_page(
+    local, landing, tmp_path, gone, page
+):
+    """A name of two letters, or a word of the page, of Delta logs, of Parquet or of SQLite."""
+    out = tmp_path / "out"
+    for device in (gone, "cellar"):
+        landing.message(device, 1, 1, kind="boot")
+        landing.message(device, 1, 2, value=1234.5)
+    landing.seal()
+    output = take(local, landing, out, last=1)
+    report.write(output, verdict.judge(output))
+    with series.Store(output).opened() as points:
+        assert [device for (device,) in points.execute("SELECT device FROM series ORDER BY device DESC")] == [
+            *sorted((gone, "cellar"), reverse=True)
+        ]
+    done = forget.forget(str(landing.directory), str(out), [gone], page=page)
+    assert (done.weak, done.left) == ({gone}, [])
+    assert (out / "report.html").exists() == page
+    with series.Store(output).opened() as points:
+        assert points.execute("SELECT device FROM series").fetchall() == ([("cellar",)] if page else [])
+    if page:
+        text = (out / "report.html").read_text()
+        facts, values = (json.loads(one) for one in re.findall(r'"application/json" id="\w+">(.*?)<', text))
+        assert [row[0] for row in facts["fleet"]] == list(values) == ["cellar"]
 
 
 def test_forget_command_requires_yes_and_reports_remaining_files(fleet, landing, tmp_path, capsys):

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import json
 import os
 import sys
 import time
@@ -34,7 +35,7 @@ from tools.landing import parquet, segments
 from tools.landing.names import Names
 from tools.landing.store import LandingStore
 
-from . import byte_search, options, plain, prints, report, schemas, senml, sink, source, summary, verdict
+from . import byte_search, options, plain, prints, report, schemas, senml, series, sink, source, summary, verdict
 from .books import Books
 from .commits import COMMITS, DELTA_LOG, FORMAT_FILE, Commit, Output, OutputError, bucket_of, name_of
 from .delta import Delta
@@ -47,6 +48,14 @@ from .storage import Storage
 MESSAGE = ["topic", "payload", "collector", "segment", "row", "arrival"]
 KEPT = (COMMITS, FORMAT_FILE, "checkpoint", "sinks")
 """These can't be made again, unlike pages, so they are never deleted as a whole."""
+WORDS_OF_LIBRARIES = """null true false PAR1 ARROW:schema parquet-cpp-arrow version list element SQLite autoindex indexsqlite
+protocol minReaderVersion minWriterVersion metaData metadata description format provider options schemaString fields nullable
+partitionColumns configuration createdTime struct array elementType containsNull string integer long double boolean binary
+timestamp date path partitionValues size modificationTime dataChange stats numRecords minValues maxValues nullCount tags txn
+deletionVector baseRowId defaultRowCommitVersion clusteringProvider appId lastUpdated commitInfo operation remove
+operationParameters mode partitionBy location engineInfo clientVersion delta-rs checkpointInterval Append CREATE TABLE WRITE
+Ignore ErrorIfExists sizeInBytes numOfAddFiles flashmqttBatch deletionTimestamp extendedFileMetadata"""
+"""The words of JSON, Parquet, SQLite and Delta logs in our files."""
 OUT_OF_REACH = (
     "the broker: its retained messages, and its queues for offline sessions",
     "the board: wipe it first (make wipe JOURNAL=1), or its next message brings the device back",
@@ -170,13 +179,17 @@ def format_words() -> bytes:
     found = [name for table, schema in every for name in (table, *schema.names)]
     found += [
         *Commit.__dataclass_fields__,
-        *summary.TOTALS,
         *schemas.REASONS,
         *senml.LABELS,
         COMMITS,
         DELTA_LOG,
         "flashmqtt",
         "checkpoint",
+        series.SCHEMA,
+        *(Path(report.__file__).with_name(f"page.{kind}").read_text() for kind in ("html", "css", "js")),
+        json.dumps([summary.empty(), vars(verdict.Verdict(0, {}))], default=vars),
+        *(verdict.WHOLE, verdict.LOST, plain.NO_MAPPING),
+        WORDS_OF_LIBRARIES,
     ]
     return " ".join(found).encode()
 
@@ -525,6 +538,7 @@ def _delete_unnamed(output: Output, names: Names) -> None:
     commits = output.commits()
     named = set().union(*(commit.named for commit in commits), commits[-1].named_states if commits else ())
     named |= {name_of(commit.batch) for commit in commits}
+    pages = {"report.html", series.FOLDER} if names.weak else set()  # no search can find such a name in them
     for name in storage.list("", recursive=True):
         top, is_log = name.split("/", 1)[0], f"/{DELTA_LOG}/" in name
         if name.rsplit("/", 1)[-1].startswith(".") and name.endswith(".tmp"):
@@ -532,7 +546,7 @@ def _delete_unnamed(output: Output, names: Names) -> None:
         elif top in (*schemas.TABLES, "state", COMMITS):
             unnamed = name not in named and not is_log and name.endswith((".parquet", ".json"))
         else:
-            unnamed = top not in KEPT and byte_search.in_file(storage, name, names)
+            unnamed = top in pages or (top not in KEPT and byte_search.in_file(storage, name, names))
         if unnamed:
             storage.delete(name)
 
