@@ -490,7 +490,7 @@ class _Batch:
     def _undelivered(self, chosen: np.ndarray) -> Iterator[tuple[str, pa.Table]]:
         """Yield the numbers that the boards gave up, with the reasons."""
         rows = []
-        for reason in senml.GIVEN_UP:
+        for reason in schemas.GIVEN_UP:
             label = self.messages[f"{reason}_seqs"].combine_chunks()
             if label.null_count == len(label):
                 continue

@@ -27,6 +27,7 @@ from tools.command import ended, named
 from . import options, schemas, series, summary, verdict
 from .books import Books, as_of_one_commit, first
 from .commits import Output
+from .schemas import GIVEN_UP
 from .series import FOLDER
 from .verdict import Verdict
 
@@ -48,7 +49,6 @@ MOST_POINTS = 3_000_000
 """The most points of all plots in `report/`."""
 IN_A_CHUNK = 24
 """Devices per file of `report/`."""
-GIVEN_UP = ("refused", "expired", "dropped", "damaged")
 SUMS = ("published", "delivered", "resent", "replayed", "missing", *GIVEN_UP, "in_doubt", "unexplained", "late")
 HEALTH = ("healthy", "late", "given up by the board", "in doubt", "silent", "missing", "twice")
 MISSING = HEALTH.index("missing")

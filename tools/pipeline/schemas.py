@@ -91,7 +91,9 @@ _DELAYS = [
 ]
 TALLY = pa.schema([*KEY, *_COUNTS, *_ARRIVALS, *_DELAYS])
 
-REASONS = ("refused", "expired", "dropped", "damaged", "in_doubt")
+GIVEN_UP = ("refused", "expired", "dropped", "damaged")
+"""The reasons of the numbers that a board gave up."""
+REASONS = (*GIVEN_UP, "in_doubt")
 """The reasons that a board gives for a missing number. A number with several reasons counts for the first one."""
 RANGE = pa.struct(_always(INT64, "lo", "hi"))
 

@@ -26,10 +26,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pj
 
-from .schemas import EVENTS, KEY, LARGEST, READINGS, SEQ
+from .schemas import EVENTS, GIVEN_UP, KEY, LARGEST, READINGS, SEQ
 
 EVENT_LABELS = ("first", "cause", "dropped", "doubt_first", "doubt_last", "since")
-GIVEN_UP = ("refused", "expired", "dropped", "damaged")
 INTEGERS = ("life", *(label for label in EVENT_LABELS if label != "cause"))
 LISTS = tuple(f"{reason}_seqs" for reason in GIVEN_UP)
 CORE = dict.fromkeys(("bn", "n", "u"), pa.string()) | dict.fromkeys(("boot", "seq", "life"), pa.int64())

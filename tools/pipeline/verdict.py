@@ -55,7 +55,6 @@ RETURNS = 3
 board it happens once or twice, because of delayed messages."""
 
 ACCEPTABLE = ("quarantine", "silent", "given-up")
-GIVEN_UP = ("refused", "expired", "dropped", "damaged")
 MISSING = pa.schema([*schemas.KEY, *schemas.RANGE, pa.field("messages", pa.int64(), nullable=False)])
 FILES = {"missing": "missing/missing.parquet", "verdict": "verdict.json"}
 BAD = (pc.field("missing") > 0) | (pc.field("twice") > 0) | (pc.field("absent") > 0)
@@ -186,7 +185,7 @@ def _judged(books: Books, wanted: Expectations) -> Verdict:
     if wanted.boards:
         _compare_with_counters(books, wanted.boards, found)
     _write_missing(books, found)
-    given_up = {name: totals[name] for name in GIVEN_UP if totals[name]}
+    given_up = {name: totals[name] for name in schemas.GIVEN_UP if totals[name]}
     left = totals["missing"] - sum(given_up.values())
     if given_up and not left and "given-up" in wanted.accept:
         found.accepted.append(f"{totals['missing']:,} given up by their boards ({_listed(given_up)})")
@@ -201,17 +200,15 @@ def _judged(books: Books, wanted: Expectations) -> Verdict:
     }
     found.problems += [text for name, text in lost.items() if totals[name]]
     if gone := books.output.missing_files():
-        files = f"{len(gone):,} file{_s(len(gone))}"
-        found.problems.append(f"{files} of the tables {'is' if len(gone) == 1 else 'are'} missing ({_named(gone)})")
+        are = "is" if len(gone) == 1 else "are"
+        found.problems.append(f"{counted(len(gone), 'file')} of the tables {are} missing ({_named(gone)})")
     if found.unknown:
         found.problems.append(f"{len(found.unknown)} boots that are not in the boards' counters")
     found.lost = bool(found.problems)
     if totals["suspect"]:
-        found.problems.append(
-            f"{totals['suspect']:,} jump{_s(totals['suspect'])} of a counter ({_named(_jumped(books))})"
-        )
+        found.problems.append(f"{counted(totals['suspect'], 'jump')} of a counter ({_named(_jumped(books))})")
     if shared := _shared(books):
-        found.problems.append(f"{len(shared):,} id{_s(len(shared))} that two boards have ({_named(shared)})")
+        found.problems.append(f"{counted(len(shared), 'id')} that two boards have ({_named(shared)})")
     quarantine = totals["quarantine"]
     stored = totals["delivered"] + totals.get("plain_messages", 0)
     if quarantine:
@@ -241,15 +238,8 @@ def _judged(books: Books, wanted: Expectations) -> Verdict:
 
 def counted(count: int, what: str) -> str:
     """Return a number with its noun."""
-    return f"{count:,} {what}{_s(count)}" if what != "copy" else f"{count:,} {'copy' if count == 1 else 'copies'}"
-
-
-def _them(count: int) -> str:
-    return "it" if count == 1 else "them"
-
-
-def _s(count: int) -> str:
-    return "" if count == 1 else "s"
+    plural = what.removesuffix("y") + "ies" if what.endswith("y") else f"{what}s"
+    return f"{count:,} {what if count == 1 else plural}"
 
 
 def _listed(counts: dict[str, int]) -> str:
@@ -441,9 +431,8 @@ def print_audit(found: Verdict) -> None:
         print(f"  (of {totals['boots']:,} boots only those with losses are shown, at most {MOST_ROWS})")
     if totals.get("quarantine"):
         count = totals["quarantine"]
-        print(
-            f"  {counted(count, 'message')} could not be read: the table quarantine has {_them(count)}, with the reason:"
-        )
+        them = "it" if count == 1 else "them"
+        print(f"  {counted(count, 'message')} could not be read: the table quarantine has {them}, with the reason:")
         for text, messages in sorted(found.reasons.items(), key=lambda one: (-one[1], one[0]))[:MOST_NAMED]:
             print(f"    {messages:,}: {shown(text, LONGEST_REASON)}")
     if found.plain:
