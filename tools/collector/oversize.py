@@ -8,7 +8,7 @@ payload, and then returns a PUBLISH with the same topic, packet id, flags and pr
 The flows of QoS 1 and 2 treat the description like any other payload: it is stored, acknowledged, and recognised when the broker
 resends the message. The boards' decoder refuses any other long packet.
 
-This module knows no session and no landing.
+This module knows no session, and of the landing only how packets are decoded.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from flashmqtt.codec.decode import Decoder
 from flashmqtt.codec.encode import put_length
 from flashmqtt.codec.packets import PUBLISH
 from flashmqtt.errors import MalformedPacket
+from tools.landing.publish import LONGEST_LENGTH_BYTES, read_varint
 
-LONGEST_LENGTH_BYTES = 4
 MOST_PROPERTIES = 4096  # bytes; the description omits longer properties
 
 
@@ -30,17 +30,6 @@ def encode_varint(number: int) -> bytes:
     """Return a number as MQTT's variable byte integer."""
     encoded = bytearray(LONGEST_LENGTH_BYTES)
     return bytes(encoded[: put_length(encoded, 0, number)])
-
-
-def read_varint(data: bytes | bytearray, at: int, end: int) -> tuple[int, int]:
-    """Return the variable byte integer at a position, and its end; (-1, at) if it is incomplete or longer than 4 bytes."""
-    number = shift = 0
-    for position in range(at, min(end, at + LONGEST_LENGTH_BYTES)):
-        number |= (data[position] & 127) << shift
-        if data[position] < 128:
-            return number, position + 1
-        shift += 7
-    return -1, at
 
 
 class _LongPublish:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 QOS_BITS, DUP_BIT, RETAIN_BIT = 0x06, 0x08, 0x01
+LONGEST_LENGTH_BYTES = 4
 
 
 def decoded(data: bytes, at: int, end: int, level: int) -> Iterator[tuple[int, bytes, bytes, bytes | None, bytes]]:
@@ -17,7 +18,7 @@ def decoded(data: bytes, at: int, end: int, level: int) -> Iterator[tuple[int, b
         head, length = data[at], data[at + 1]
         at += 2
         if length > 127:
-            length, at = decode_varint(data, at - 1)
+            length, at = read_varint(data, at - 1, end)
         stop = at + length
         body = at + 2 + (data[at] << 8 | data[at + 1])
         topic, packet_id = data[at + 2 : body], b""
@@ -25,20 +26,19 @@ def decoded(data: bytes, at: int, end: int, level: int) -> Iterator[tuple[int, b
             packet_id = data[body : body + 2]
             body += 2
         if level == 5:
-            length, at = decode_varint(data, body)
+            length, at = read_varint(data, body, end)
             body = at + length
             properties = data[at:body]
         yield head, topic, packet_id, properties, data[body:stop]
         at = stop
 
 
-def decode_varint(data: bytes, at: int) -> tuple[int, int]:
-    """Return a Variable Byte Integer of a valid packet, and its end (MQTT 5, §1.5.5)."""
-    length = shift = 0
-    while True:
-        byte = data[at]
-        at += 1
-        length |= (byte & 127) << shift
-        if byte < 128:
-            return length, at
+def read_varint(data: bytes | bytearray, at: int, end: int) -> tuple[int, int]:
+    """Return the variable byte integer at a position, and its end; (-1, at) if it is incomplete or longer than 4 bytes."""
+    number = shift = 0
+    for position in range(at, min(end, at + LONGEST_LENGTH_BYTES)):
+        number |= (data[position] & 127) << shift
+        if data[position] < 128:
+            return number, position + 1
         shift += 7
+    return -1, at
