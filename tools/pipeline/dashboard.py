@@ -113,9 +113,6 @@ def _split(address: str) -> SplitResult:
 class Server(ThreadingHTTPServer):
     """An HTTP server for a dashboard."""
 
-    daemon_threads = True
-    allow_reuse_address = True
-
     def __init__(self, address: str, port: int, dashboard: Dashboard):
         self.dashboard = dashboard
         if ":" in address:

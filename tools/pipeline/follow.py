@@ -56,7 +56,7 @@ class Proofs:
     def tick(self) -> None:
         """Do what is due. Called about once a second."""
         now = time.monotonic()
-        if self.metrics and now >= self._look:
+        if now >= self._look:
             self._look = now + LOOK_EVERY_S
             self.measure_lag()
         if self.asked or (self.every_s and now >= self._next):

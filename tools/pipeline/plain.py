@@ -166,10 +166,12 @@ class Plain:
         copy = np.array([one is not None for one in cause], dtype=bool)[np.cumsum(first) - 1]
         new = items.filter(pa.array(~copy))
         if new.num_rows:
-            yield "plain", _readings(rows, new)
+            columns = {name: new[name].combine_chunks() for name in ITEMS.names[2:]}
+            yield "plain", _filled(rows, new, columns, schemas.READINGS)
         if copy.any():
             heads = items.filter(pa.array(copy & first))
-            yield "duplicates", _duplicates(rows, heads, [one for one in cause if one is not None])
+            causes = pa.array([one for one in cause if one is not None], pa.string())
+            yield "duplicates", _filled(rows, heads, {"cause": causes}, schemas.DUPLICATES)
         yield "met", _sums_by_device(rows, items, copy, first)
 
     def _causes(self, state: State, rows: pa.Table, at: np.ndarray) -> list[str | None]:
@@ -198,14 +200,6 @@ def _filled(rows: pa.Table, items: pa.Table, columns: dict[str, pa.Array], schem
     columns |= {"life": pa.array(np.zeros(count, np.int32)), "boot": pa.array(np.zeros(count, np.int64))}
     arrays = [columns[one.name] if one.name in columns else pa.nulls(count, one.type) for one in schema]
     return table_of(arrays, schema)
-
-
-def _readings(rows: pa.Table, items: pa.Table) -> pa.Table:
-    return _filled(rows, items, {name: items[name].combine_chunks() for name in ITEMS.names[2:]}, schemas.READINGS)
-
-
-def _duplicates(rows: pa.Table, items: pa.Table, causes: list[str]) -> pa.Table:
-    return _filled(rows, items, {"cause": pa.array(causes, pa.string())}, schemas.DUPLICATES)
 
 
 def _sums_by_device(rows: pa.Table, items: pa.Table, copy: np.ndarray, first: np.ndarray) -> pa.Table:

@@ -114,17 +114,13 @@ class Prints:
             part.find(keys, seqs, found, known)
         if known.all():
             return found, known
-
-        def find_rest() -> None:
-            if self.files is None:
-                self.files = self.past.files("prints", ["device", "life", "boot", "seq", "print"])
-            self._find_in_files(keys, seqs, found, known)
-
-        retried(find_rest)
+        retried(lambda: self._find_in_files(keys, seqs, found, known))
         return found, known
 
     def _find_in_files(self, keys: np.ndarray, seqs: np.ndarray, found: np.ndarray, known: np.ndarray) -> None:
-        for number, load in enumerate(self.files or ()):
+        if self.files is None:
+            self.files = self.past.files("prints", ["device", "life", "boot", "seq", "print"])
+        for number, load in enumerate(self.files):
             left = seqs[~known]
             if not len(left):
                 return

@@ -123,14 +123,8 @@ def add_topics(into: Summary, topic: pa.DictionaryArray) -> None:
     """Count messages by the shape of their topics."""
     shapes = pc.replace_substring_regex(topic.dictionary, r"(?s)^([^/]*)/.*/([^/]*)$", r"\1/+/\2")
     counts = np.bincount(topic.indices.to_numpy(), minlength=len(shapes))
-    found = dict(zip(*_by_text(shapes, counts), strict=True))
-    into["topics"] = _bounded(_sum(into["topics"], found), "topics")
-
-
-def _by_text(texts: pa.Array, counts: np.ndarray) -> tuple[list[str], list[int]]:
-    encoded = texts.dictionary_encode()
-    totals = np.bincount(encoded.indices.to_numpy(), weights=counts, minlength=len(encoded.dictionary))
-    return encoded.dictionary.to_pylist(), totals.astype(np.int64).tolist()
+    found = grouped(pa.table({"shape": shapes, "messages": counts}), ["shape"], {"messages": "sum"})
+    into["topics"] = _bounded(_sum(into["topics"], dict(zip(*found.to_pydict().values(), strict=True))), "topics")
 
 
 def _sum(one: dict[str, int], other: dict[str, int], sign: int = 1) -> dict[str, int]:
@@ -143,11 +137,6 @@ def cut(text: str) -> str:
     return text if len(text) <= LONGEST_TEXT else text[:LONGEST_TEXT] + ELLIPSIS
 
 
-def cut_levels(topic: str) -> str:
-    """Return a topic with its long levels cut, so that it still matches a filter that is cut in the same way."""
-    return "/".join(map(cut, topic.split("/")))
-
-
 def _bounded(counts: dict[str, int], part: str) -> dict[str, int]:
     """Cut long texts, keep the most frequent ones, and count the others as OTHERS.
 
@@ -158,7 +147,8 @@ def _bounded(counts: dict[str, int], part: str) -> dict[str, int]:
     if any(len(text) > LONGEST_TEXT for text in counts):
         shortened: dict[str, int] = {}
         for text, count in counts.items():
-            short = cut_levels(text) if part == "topics" else cut(text)
+            # Of a topic each level, so that it still matches a filter that is cut in the same way.
+            short = "/".join(map(cut, text.split("/"))) if part == "topics" else cut(text)
             shortened[short] = shortened.get(short, 0) + count
         counts = {text: count for text, count in shortened.items() if count}
     if len(counts) <= 4 * MOST_TEXTS:
