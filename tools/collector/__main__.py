@@ -104,9 +104,9 @@ def settings_of(arguments: argparse.Namespace) -> Settings:
             raise CollectorError(f"--password-file {explained(error)}")
         except UnicodeDecodeError as error:
             raise CollectorError(f"--password-file {arguments.password_file}: {error}")
-    given: dict[str, Any] = {field.name: getattr(arguments, field.name, None) for field in fields(Settings)}
+    names = {field.name for field in fields(Settings)}
+    given: dict[str, Any] = {name: value for name, value in vars(arguments).items() if name in names}
     given |= {name: int(given[name] * MB) for name in ("segment_bytes", "reserve_bytes")}
-    given |= {"commit_count": Settings.commit_count, "commit_ms": Settings.commit_ms}
     given |= {"port": arguments.port or (8883 if tls else 1883), "tls": tls}
     given["topics"] = tuple((topic, arguments.qos) for topic in arguments.topic or ["#"])
     given["password"] = password if arguments.user else None

@@ -49,11 +49,9 @@ LAYOUT_KEY = b"flashmqtt.layout"
 
 def buckets_of(topics: pa.Array | pa.ChunkedArray, buckets: int = BUCKETS) -> np.ndarray:
     """Return the bucket of every row, with one Python call for each distinct topic."""
+    if isinstance(topics, pa.ChunkedArray):
+        topics = topics.combine_chunks()
     encoded = pc.dictionary_encode(topics)
-    if isinstance(encoded, pa.ChunkedArray):
-        encoded = encoded.combine_chunks()
-    if isinstance(encoded, pa.ChunkedArray):  # nothing to combine: no rows
-        return np.zeros(0, dtype=np.int32)
     by_topic = np.array([bucket_of(topic, buckets) for topic in encoded.dictionary.to_pylist()], dtype=np.int32)
     return by_topic[encoded.indices.to_numpy()]
 

@@ -201,6 +201,7 @@ class Device:
         self.known[life.number, message.boot, message.seq] = message.print
 
     def _put_or_hold(self, life: Life, message: Message) -> Verdict:
+        near: list[Message] = []
         if life.is_far(message.seq):
             near = [
                 one
@@ -212,17 +213,15 @@ class Device:
             ]
             if not near:
                 return self._hold(message, JUMPED)
-            self._put(life, message)
-            for one in near:
-                key = (life.number, one.boot, one.seq)
-                if self.known.get(key, one.print) == one.print:
-                    self._release(message.place, one, life)
-                else:
-                    self.held.remove(one)
-                    self._remove_waiting(one)
-                    self.overflowed.append(one._replace(reason=REUSED))
-            return Verdict(life.number)
         self._put(life, message)
+        for one in near:
+            key = (life.number, one.boot, one.seq)
+            if self.known.get(key, one.print) == one.print:
+                self._release(message.place, one, life)
+            else:
+                self.held.remove(one)
+                self._remove_waiting(one)
+                self.overflowed.append(one._replace(reason=REUSED))
         return Verdict(life.number)
 
     def _hold(self, message: Message, reason: str) -> Verdict:

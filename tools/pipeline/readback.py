@@ -8,6 +8,7 @@ correct if every batch was. `python -m tools.pipeline.check` reads everything in
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import reduce
 
 import numpy as np
 import pyarrow as pa
@@ -44,9 +45,7 @@ def read_back(
     twice = np.zeros(size, dtype=np.int64)
     plain: list[np.ndarray] = []
     found = [_distinct(_codes(storage, names, state, plain, with_plain), earlier, twice) for names in files.values()]
-    total = intervals.EMPTY
-    for one in found:
-        total = total.joined(one)
+    total = reduce(intervals.Intervals.joined, found)
     count = np.zeros(size, dtype=np.int64)
     np.add.at(count, intervals.group_of(total.lo), total.hi - total.lo + 1)
     here = np.flatnonzero(count + twice)

@@ -295,11 +295,9 @@ def _resolve(rows: np.ndarray, packs: pa.ListArray) -> Packs:
     single = bool((counts == 1).all())
     parent = np.arange(len(packs)) if single else np.repeat(np.arange(len(packs)), counts)
     fields = _Fields(flat)
-    heads = fields if single else None
-    if not single and len(flat):
-        heads = _Fields(flat.take(pa.array(np.minimum(starts, len(flat) - 1))))
-    if heads is None:
+    if not len(flat):
         return _bad(reasons.listed(rows))
+    heads = fields if single else _Fields(flat.take(pa.array(np.minimum(starts, len(flat) - 1))))
     if flat.null_count:
         reasons.where(_any(parent, ~_valid(flat), len(packs)), "a record is not an object")
 
