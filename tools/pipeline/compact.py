@@ -139,15 +139,6 @@ def retired(landing: Storage, last: Commit, sealed_before_s: float | None = None
     ]
 
 
-def retire(landing: str, last: Commit, sealed_before_s: float | None = None) -> int:
-    """Delete the segments that `retired` returns; return their number."""
-    directory = Storage(landing)
-    found = retired(directory, last, sealed_before_s)
-    for segment in found:
-        directory.delete(segment.path)
-    return len(found)
-
-
 def lost_by(found: list[segments.Segment]) -> str:
     """Return a warning: what becomes impossible when some segments are deleted."""
     to = {segment.collector: segment.number for segment in sorted(found)}  # the last one of each collector
@@ -179,10 +170,11 @@ def main(argv: list[str] | None = None) -> int:
     keep_from = str((now - datetime.timedelta(days=given.keep_days)).date()) if given.keep_days else None
     sealed_before_s = now.timestamp() - 86_400 * given.keep_raw_days if given.keep_raw_days else None
     output = Output.existing(given.out)
-    if given.retire:
-        source.latest(Storage(given.retire))  # raises LandingError
+    landing = Storage(given.retire) if given.retire else None
+    if landing:
+        source.latest(landing)  # raises LandingError
     before = output.newest()
-    gone = retired(Storage(given.retire), before, sealed_before_s) if given.retire else []
+    gone = retired(landing, before, sealed_before_s) if landing else []
     with contextlib.ExitStack() as stack:
         if not given.dry_run:
             stack.enter_context(output.locked("compaction"))
@@ -200,8 +192,10 @@ def main(argv: list[str] | None = None) -> int:
                 for file in left_over:
                     output.storage.delete(file)
                 print(f"{len(left_over)} files of interrupted attempts deleted")
-            if given.retire:
-                print(f"{retire(given.retire, before, sealed_before_s)} segments retired")
+            if landing:
+                for segment in gone:
+                    landing.delete(segment.path)
+                print(f"{len(gone)} segments retired")
     if gone:
         print(lost_by(gone))
     return 0
