@@ -173,7 +173,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--port", type=port, default=PORT, help="the port to listen on (default: %(default)s)")
     parser.add_argument("--address", default="127.0.0.1", help="the address to listen on (default: only this machine)")
     options.seconds(parser, "--every", 0.1, "the time between two searches for commits", 5.0)
-    parser.add_argument("--title", default="flashmqtt: values and delivery", help="the page's title")
+    parser.add_argument("--title", default=report.TITLE, help="the page's title")
     verdict.add_options(parser)
     given = parser.parse_args(argv)
     verdict.expectations(given)

@@ -538,7 +538,7 @@ def _delete_unnamed(output: Output, names: Names) -> None:
     commits = output.commits()
     named = set().union(*(commit.named for commit in commits), commits[-1].named_states if commits else ())
     named |= {name_of(commit.batch) for commit in commits}
-    pages = {"report.html", series.FOLDER} if names.weak else set()  # no search can find such a name in them
+    pages = {report.NAME, series.FOLDER} if names.weak else set()  # no search can find such a name in them
     for name in storage.list("", recursive=True):
         top, is_log = name.split("/", 1)[0], f"/{DELTA_LOG}/" in name
         if name.rsplit("/", 1)[-1].startswith(".") and name.endswith(".tmp"):

@@ -84,12 +84,9 @@ class Plain:
         self.handled = np.zeros(len(payload), dtype=bool)
         self.bad: list[tuple[int, str]] = []
         self.parts: list[pa.Table] = []
-        texts = topics.to_pylist() if mapping.rules else []
-        rules = [mapping.of(text) for text in texts]
+        rules = [mapping.of(text) for text in topics.to_pylist()]
         other = pc.invert(pc.starts_with(topics, OURS)).to_numpy(zero_copy_only=False)
-        mapped = (
-            np.array([rule is not None for rule in rules], dtype=bool) if rules else np.zeros(len(topics), dtype=bool)
-        )
+        mapped = np.array([rule is not None for rule in rules], dtype=bool)
         if not (other | mapped).any():
             return
         index = topic.indices.to_numpy()

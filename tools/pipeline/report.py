@@ -31,6 +31,7 @@ from .schemas import GIVEN_UP
 from .series import FOLDER
 from .verdict import Verdict
 
+NAME, TITLE = "report.html", "flashmqtt: values and delivery"
 ERASES_RATED = 100_000
 MOST_ROWS = 5_000
 MOST_DEVICES = 40_000
@@ -283,9 +284,7 @@ def _cut(value: Any) -> Any:
     return value[:MOST_TEXT] + "…" if isinstance(value, str) and len(value) > MOST_TEXT else value
 
 
-def write(
-    output: Output, found: Verdict, name: str = "report.html", title: str = "flashmqtt: values and delivery"
-) -> str:
+def write(output: Output, found: Verdict) -> str:
     """Write the page into the output directory; return its path. A large fleet's values are written to `report/`."""
     store = series.Store(output)
     facts = collect(output, found, store)
@@ -302,9 +301,9 @@ def write(
     for name_of_other in output.storage.list(FOLDER, recursive=True):  # of earlier pages with another number of parts
         if name_of_other.endswith(".js") and name_of_other.split("/")[0] != str(of):
             output.storage.delete(f"{FOLDER}/{name_of_other}")
-    with output.storage.create(name) as file:
-        file.write(page(facts, title).encode())
-    return output.storage.path(name)
+    with output.storage.create(NAME) as file:
+        file.write(page(facts, TITLE).encode())
+    return output.storage.path(NAME)
 
 
 def points_each(facts: dict[str, Any]) -> int:
