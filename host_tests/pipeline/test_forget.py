@@ -20,6 +20,7 @@ from tools.landing import forget as landing_forget
 from tools.landing import segments
 from tools.landing.lock import LandingInUse
 from tools.landing.names import Names
+from tools.landing.seal import seal
 from tools.landing.store import LandingStore
 from tools.pipeline import byte_search, compact, forget, mapping, plain, report, series, sink, stream, verdict
 from tools.pipeline.books import Books
@@ -449,6 +450,25 @@ def test_forget_seals_collector_logs_and_deletes_held_messages(local, fleet, lan
     assert forget.forget(str(landing.directory), str(tmp_path / "out"), [GONE]).rows == {}
     table = pq.read_table(landing.directory / "d-000000002.parquet")
     assert (table["payload"].to_pylist(), table["row"].to_pylist()) == ([b"held"], [3])
+
+
+def test_damaged_log_with_messages_of_a_device_whose_name_no_search_can_find_is_deleted(landing, tmp_path):
+    Output(str(tmp_path / "out")).prepare(2)
+    for collector, devices in (("d", ("ab", "cellar")), ("e", ("cellar", "cabin"))):
+        store = LandingStore(landing.directory / f"{collector}.logs", collector, shared=True)
+        for number, device in enumerate(devices, 1):
+            store.land(publish(f"flashmqtt/{device}/readings", b"x", number, 1), 1)
+            store.sync()
+        store.rotate()
+        log = store.log_path(1)
+        broken = bytearray(log.read_bytes())
+        broken[-12] ^= 1  # in the last block
+        log.write_bytes(broken)
+        seal(log, landing.directory, salvage=True)
+        store.close()
+    assert forget.forget(str(landing.directory), str(tmp_path / "out"), ["ab"]).left == []
+    assert [path.name for path in landing.directory.glob("*.logs/*.damaged")] == ["0000000001.damaged"]
+    assert (landing.directory / "e.logs" / "0000000001.damaged").exists()
 
 
 @pytest.mark.req("P5", "P7")

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from tools.landing.log import Header, log_numbers, log_path
+from tools.landing.log import HELD, LANDED, Header, LandingError, log_numbers, log_path, read_log
 from tools.landing.names import Names
 from tools.landing.seal import DAMAGED, Columns, seal
 from tools.landing.store import LandingStore
@@ -53,6 +53,19 @@ def packet(data: bytes, level: int) -> tuple[str, bytes]:
     return columns.topics[0].decode(), columns.payloads[0]
 
 
+def _messages(damaged: Path) -> list[tuple[str, bytes]]:
+    """Return topic and payload of all messages in the readable part of a damaged log."""
+    try:
+        contents = read_log(damaged, salvage=True)
+    except LandingError:  # not even its header is readable
+        return []
+    columns = Columns()
+    for entry in contents.entries:
+        if entry.kind in (LANDED, HELD):
+            columns.add(contents.data, entry.start, entry.end, entry.level, entry.time_us)
+    return [(topic.decode(), payload) for topic, payload in zip(columns.topics, columns.payloads, strict=True)]
+
+
 def messages_held(stores: list[LandingStore]) -> list[tuple[str, bytes]]:
     """Return topic and payload of the held messages."""
     return [packet(*one) for store in stores for one in store.packets_held()]
@@ -71,7 +84,7 @@ def drop(landing: Path, stores: list[LandingStore], names: Names, own: Callable[
         ):
             gone += store.forget_held(lambda data, level: None if own(*packet(data, level)) else names.without(data))
     for path in landing.glob(f"*.logs/*{DAMAGED}"):
-        if names.occur(path.read_bytes()):
+        if names.occur(path.read_bytes()) or any(own(*one) for one in _messages(path)):
             path.unlink()
     return gone
 
