@@ -266,6 +266,17 @@ def test_paths_may_contain_spaces(spark, five, tmp_path):
     assert not (tmp_path / "the%20out").exists()
 
 
+@pytest.mark.parametrize("other", ["{out}", "./out", "x/../out", "file://{out}"])
+def test_checkpoint_belongs_to_its_output_in_any_spelling_of_the_path(tmp_path, monkeypatch, out, other):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "x").mkdir()
+    checkpoint = Storage(str(out / "checkpoint"))
+    stream_id = Output("out").stream_id(checkpoint)
+    assert Output(other.format(out=out)).stream_id(checkpoint) == stream_id
+    with pytest.raises(OutputError, match="belongs to out, not to x: give that --out"):
+        Output("x").stream_id(checkpoint)
+
+
 def test_wrong_buckets_checkpoint_format_or_landing_is_refused(spark, five, tmp_path, out):
     go(spark, five, out)
     with pytest.raises(OutputError, match="made with 2 buckets"):

@@ -148,10 +148,10 @@ class Output:
         if checkpoint.exists(name):
             try:
                 found = checkpoint.read_json(name)
-                stream, out = str(found["stream"]), found["out"]
+                stream, out = str(found["stream"]), str(found["out"])
             except (ValueError, TypeError, KeyError) as error:
                 raise OutputError(source.damaged_checkpoint(checkpoint, name)) from error
-            if out != self.storage.uri:
+            if out != self.storage.uri and Storage(out).place != self.storage.place:
                 raise OutputError(
                     f"the checkpoint {checkpoint.uri} belongs to {out}, not to {self.storage.uri}: give that --out,"
                     " or another --checkpoint"

@@ -8,6 +8,7 @@ local disk, a written file and its name are synced before `create` ends. In an o
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import tempfile
 import uuid
@@ -71,6 +72,11 @@ class Storage:
     def __setstate__(self, uri: str) -> None:
         self.uri = uri
         self._open()
+
+    @property
+    def place(self) -> tuple[str, str]:
+        """The directory, the same for every spelling of its path."""
+        return self.fs.type_name, os.path.realpath(self.root) if self.local else self.root
 
     def path(self, name: str = "") -> str:
         """Return a file's path in `fs`."""
