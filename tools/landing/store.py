@@ -62,20 +62,12 @@ class Held:
     time_us: int
 
 
-def held_after(contents: Contents) -> dict[int, Held]:
-    """Return the messages held at the end of a log, by packet id, in the order of arrival."""
-    _, held = contents.replayed()
-    return {key: Held(contents.data[one.start : one.end], one.level, one.time_us) for key, one in held.items()}
-
-
 class LandingStore:
     """A mounted landing directory, with the calls of `Journal` that a receiving session needs."""
 
     # Attributes of `Journal` that the session reads.
-    WINDOW = 32
     next_seq = low = 1  # nothing outgoing is ever stored
     dropped = damaged = 0
-    fresh = worn = False
     note = b"\xff" * 12  # never written: the session is made with remember=False
     on_drop = None  # the session sets it; it is never called
 
@@ -173,7 +165,8 @@ class LandingStore:
                     f"{self.directory} belongs to the collector '{header.collector}', not '{self.collector}'; "
                     "name another directory, or that client id"
                 )
-            self._held = held_after(contents)
+            for key, one in contents.replayed()[1].items():
+                self._held[key] = Held(contents.data[one.start : one.end], one.level, one.time_us)
             self._restore_recent(contents)
             self.rows = contents.rows
             self.torn_bytes = contents.torn_bytes
