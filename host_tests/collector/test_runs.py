@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import tempfile
 from pathlib import Path
 
@@ -240,14 +241,15 @@ def test_new_message_is_answered_after_waiting_pubrecs(tmp_path):
     wire.store.close()
 
 
-def test_messages_and_releases_received_together_share_one_sync(tmp_path):
+def test_messages_and_releases_received_together_share_one_sync(tmp_path, monkeypatch):
     wire = Wire(tmp_path)
     wire.connect()
-    blocks = wire.store._log.blocks
+    syncs, sync = [], os.fdatasync
+    monkeypatch.setattr(os, "fdatasync", lambda handle: syncs.append(sync(handle)))
     wire.exchange(*(put_publish(4, b"a", b"", 2, n, 0, 0) for n in range(1, 101)))
     wire.exchange(*(acks(0x62, n, n) + put_publish(4, b"a", b"", 1, n, 0, 0) for n in range(1, 101)))
     assert wire.store.rows == 200
-    assert wire.store._log.blocks == blocks + 2
+    assert len(syncs) == 2
     wire.store.close()
 
 

@@ -266,7 +266,6 @@ class LandingLog:
         self.path = path
         self.header = header
         self.end = end
-        self.blocks = 0
         self._pending: list[bytes | bytearray | memoryview] = []
         self.pending_bytes = 0
         self._handle = os.open(path, os.O_RDWR | os.O_CLOEXEC)
@@ -341,7 +340,6 @@ class LandingLog:
             self._cut = True
             raise stalled(self.path, error) from error
         self.end += len(block)
-        self.blocks += 1
         self._pending.clear()
         self.pending_bytes = 0
 

@@ -184,7 +184,6 @@ class LandingStore:
         # This sync also covers blocks that the last collector wrote but did not sync: they count as stored from now on.
         self._log.append(MOUNTED, 0, 0, self.time_us)
         self._log.sync()
-        self._log.blocks = 0
         if damaged:  # close it: its segment gets the readable part
             self.rows = max(self.rows, 1)
             self.rotate()
