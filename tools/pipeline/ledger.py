@@ -214,8 +214,6 @@ def _affected(
 
 def _older(keys: np.ndarray) -> np.ndarray:
     """Return which of the sorted keys are not of their device's newest boots."""
-    if len(keys) <= NEWEST:
-        return np.zeros(len(keys), dtype=bool)
     life = keys >> BOOT_BITS
     same = np.zeros(len(keys), dtype=bool)
     same[:-NEWEST] = life[NEWEST:] == life[:-NEWEST]

@@ -133,8 +133,6 @@ class State:
 
     def keys_of(self, table: pa.Table) -> np.ndarray:
         """Return the packed keys of a table's rows."""
-        if not table.num_rows:
-            return np.zeros(0, dtype=np.int64)
         device = self.device_numbers(table["device"].combine_chunks())
         life = table["life"].to_numpy().astype(np.int64)
         return np.asarray(pack(device, life, table["boot"].to_numpy()), dtype=np.int64)
@@ -177,8 +175,6 @@ class State:
 
     def load_lives(self, table: pa.Table) -> None:
         """Load the lives of earlier batches."""
-        if not table.num_rows:
-            return
         device = self.device_numbers(table["device"].combine_chunks())
         life = table["life"].to_numpy().astype(np.int64)
         self.add_lives(device, life, table["identity"].to_numpy())
@@ -205,7 +201,7 @@ class State:
 
     def load_held(self, table: pa.Table) -> None:
         """Load the held messages of earlier batches."""
-        device = self.device_numbers(table["device"].combine_chunks()).tolist() if table.num_rows else []
+        device = self.device_numbers(table["device"].combine_chunks()).tolist()
         table = table.append_column("arrival_us", table["arrival"].cast(pa.int64()))
         rows = zip(*[table[name].to_pylist() for name in Message._fields[:-1]], strict=True)
         for number, row in zip(device, rows, strict=True):

@@ -59,8 +59,6 @@ def empty() -> Summary:
 def of(audit: pa.Table) -> Summary:
     """Return the sums of some rows of the audit, without boots and devices, which the caller counts."""
     found = empty()
-    if not audit.num_rows:
-        return found
     for name in TOTALS:
         found["totals"][name] = pc.sum(audit[name]).as_py() or 0
     flat = audit["delay_octaves"].combine_chunks().flatten()
