@@ -110,7 +110,7 @@ def main(argv: list[str] | None = None) -> int:
     given = options.parser("check", __doc__, spark=True).parse_args(argv)
     output = Output.existing(given.out)
     print("  starting Spark, which takes ten seconds or more", flush=True)
-    with session.opened(given.master, session.log_file(output.storage)) as spark:
+    with session.opened(given.master, output.storage) as spark:
         found = full_check(spark, given.out)
     for row in found.rows:
         print(f"  {shown(row.device)} boot {row.boot} (life {row.life}): {differences(row)}")

@@ -184,8 +184,7 @@ def main(argv: list[str] | None = None) -> int:
             old = len(aged(files, keep_from))
             print(f"{len(to_merge)} files would be merged, {old} deleted for their age, {len(gone)} segments retired")
         else:
-            log = session.log_file(output.storage)
-            spark = stack.enter_context(session.opened(given.master, log)) if to_merge else None
+            spark = stack.enter_context(session.opened(given.master, output.storage)) if to_merge else None
             merged = compact(spark, given.out, keep_from)
             print(f"{count} files before, {sum(map(len, merged.files.values())) if merged else count} after")
             if left_over := orphans(output):

@@ -83,7 +83,7 @@ def main(argv: list[str] | None = None) -> int:
         )
     if new.latest() is not None:
         raise Failure(f"{given.to} has tables already: give another --to")
-    with new.locked(), session.opened(given.master, session.log_file(new.storage)) as spark:
+    with new.locked(), session.opened(given.master, new.storage) as spark:
         where = (given.landing, given.to, f"{given.to.rstrip('/')}/checkpoint", buckets, given.segments_per_batch)
         job = stream.Job(spark, *where, on_commit=print_batch, mapping=rules)
         job.start().awaitTermination()

@@ -116,7 +116,7 @@ def main(argv: list[str] | None = None) -> int:
         count = verdict.counted(sum(map(len, found.values())), "segment")
         print(f"  {count} in {given.landing} so far; starting Spark, which takes ten seconds or more", flush=True)
         settings = dict(one.split("=", 1) for one in given.conf)
-        with session.opened(given.master, session.log_file(output.storage), settings) as spark:
+        with session.opened(given.master, output.storage, settings) as spark:
             return _run(spark, given, output, found, metrics, rules)
 
 

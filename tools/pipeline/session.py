@@ -113,10 +113,10 @@ def make(master: str | None = None, log: Path | None = None, more: dict[str, str
 
 
 @contextmanager
-def opened(
-    master: str | None = None, log: Path | None = None, more: dict[str, str] | None = None
-) -> Iterator[SparkSession]:
+def opened(master: str | None, out: Storage, more: dict[str, str] | None = None) -> Iterator[SparkSession]:
     """Yield the session of `make`. Stop it after the block, unless it existed before.
+
+    The JVM's log is in the output directory `out` if that is on this machine.
 
     Raises:
         Failure: Spark raised an error in the block.
@@ -124,6 +124,7 @@ def opened(
     from pyspark import SparkContext
     from pyspark.errors import PySparkException
 
+    log = Path(out.root) / "spark.log" if out.local else None
     was_there = SparkContext._active_spark_context is not None
     spark = make(master, log, more)
     try:
@@ -190,11 +191,6 @@ def archive_file() -> Path:
         f"{home} {(home / 'bin' / 'java').stat().st_mtime_ns} {pyspark.__file__} {pyspark.__version__} {schemas.FORMAT}"
     )
     return java.cache_directory() / f"spark-{zlib.crc32(what.encode()):08x}.jsa"
-
-
-def log_file(out: Storage) -> Path | None:
-    """Return the path of the JVM's log, if the output directory is on this machine."""
-    return Path(out.root) / "spark.log" if out.local else None
 
 
 @contextmanager
