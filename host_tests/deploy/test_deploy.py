@@ -84,6 +84,11 @@ def test_empty_board_is_deployed_redeployed_backed_up_and_wiped(tmp_path):
         status, printed, complaints = run(*words)
         assert status == 0, printed + complaints
         assert f"{files} as they are; 0.0 KB to copy" in printed and "delivered" in printed
+        # The board's first lines were read, so that an older message is not taken for the first reading.
+        found = re.search(r"^boot +device=\S+ boot=\d+ stored=(\d+) ", printed, re.MULTILINE)
+        assert found, printed
+        delivered = re.search(r"^delivered +message (\d+),", printed, re.MULTILINE)
+        assert delivered is None or int(delivered[1]) > int(found[1]), printed
 
         # One setting more: one file changes.
         write_configuration(tmp_path / "config", broker.port, health_s=1)

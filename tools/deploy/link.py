@@ -252,14 +252,19 @@ class Link:
             raise DeployFailed(f"{path} can't be read: {error}") from error
 
     def reset(self) -> None:
-        """Reset the chip, like its button, and open the port again without interrupting the program.
+        """Reset the chip, like its button, without interrupting the program; if the port disappears, open it again.
 
         It uses our `board` module if it is there, because an RP2040 can't tell `machine.reset()` from a watchdog reset.
+        A port that stays (behind a USB bridge) is not opened again: that would discard the program's first lines.
         """
         with contextlib.suppress(TransportError, SerialException, OSError):
             self._board.exec_raw_no_follow(_RESET)
-        self.close()
-        self.reopen()
+        time.sleep(RESET_S)
+        try:
+            self._board.serial.inWaiting()
+        except (SerialException, OSError):
+            self.close()
+            self.reopen()
 
     def reopen(self) -> None:
         """Wait for the port: on a board with its own USB it disappears during a reset."""
