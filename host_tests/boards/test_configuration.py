@@ -43,7 +43,15 @@ def test_example_is_complete_and_valid(tmp_path):
         (GOOD + "[wlan]\n", ["[wlan]", "known"]),
         (GOOD + "prot = 1\n", ["[broker]", "'prot'", "do you mean 'port'"]),
         (GOOD + "port = 0\n", ["broker.port", "0", "from 1 to 65535"]),
-        (GOOD + 'port = "1883"\n', ["broker.port", "'1883'", "of type int"]),
+        (GOOD + 'port = "1883"\n', ["broker.port", "'1883'", "of type int", "a whole number without quotation marks"]),
+        (GOOD + "[device]\nid = 5\n", ["device.id", "5", "of type str", "a text in quotation marks"]),
+        (GOOD + 'host = "x"\n', ["not TOML", "line 3", "'host'", "twice"]),
+        (GOOD + "[broker]\n", ["not TOML", "line 3", "'[broker]'", "twice"]),
+        (GOOD + "[wifi]\nssid = home\n", ["not TOML", "line 4", "'ssid'", "a text needs quotation marks"]),
+        (GOOD + '[wifi]\nssid = "home\n', ["not TOML", "line 4", "'ssid'", "closing quotation mark is missing"]),
+        (GOOD + "[device]\nlog = True\n", ["not TOML", "line 4", "'log'", "true and false"]),
+        (GOOD + "[readings]\ninterval_s = 0,5\n", ["not TOML", "line 4", "'interval_s'", "decimal point"]),
+        ('host = "x"\n' + GOOD, ["'host'", "above the first table", "below [broker]"]),
         (GOOD + 'tls = "ca.pem"\n', ["broker.tls", "'ca.pem'", "true or false", "broker.ca"]),
         (GOOD + "ca = 3\n", ["broker.ca", "3", "file"]),
         (GOOD + 'ca = "ca.pem"\n', ["broker.ca", "broker.tls = true"]),
@@ -89,6 +97,7 @@ def test_example_is_complete_and_valid(tmp_path):
         ),
         (GOOD + '[[sensors]]\nkind = "dht22"\n', ["entry 1", "dht22", "pin", "missing"]),
         (GOOD + '[[sensors]]\nkind = "bme280"\nsda = 4\n', ["entry 1", "bme280", "scl", "missing"]),
+        (GOOD + '[[sensors]]\nkind = "dht22"\npin = "15"\n', ["pin", "'15'", "number from 0", "GP15"]),
         (GOOD + '[[sensors]]\nkind = "dht22"\npin = [1]\n', ["pin", "[1]", "number"]),
         (GOOD + '[[sensors]]\nkind = "dht22"\npin = -1\n', ["pin", "-1", "number"]),
         (GOOD + '[[sensors]]\nkind = "dht22"\npin = true\n', ["pin", "True", "number"]),
@@ -152,6 +161,34 @@ def test_secret_too_long_is_named_without_its_value(tmp_path):
     with pytest.raises(ConfigurationError) as raised:
         load(tmp_path, GOOD, f'[wifi]\npassword = "{"s3cret" * 20}"\n')
     assert "wifi.password" in str(raised.value) and "s3cret" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("local", "words"),
+    [
+        ("[wifi]\npassword = s3cret\n", ["line 2", "'password'", "quotation marks"]),
+        ("[wifi]\ns3cret\n", ["line 2"]),
+        ('[wifi]\npassword = "s3cret\n', ["line 2", "'password'", "closing quotation mark"]),
+        ('password = "s3cret"\n', ["'password'", "above the first table", "below [broker] or [wifi]"]),
+        ("[wifi]\npassword = 53\n", ["wifi.password", "its value", "a text in quotation marks"]),
+    ],
+)
+@pytest.mark.req("B3")
+def test_mistake_in_the_file_of_secrets_is_named_without_the_secret(tmp_path, local, words):
+    with pytest.raises(ConfigurationError) as raised:
+        load(tmp_path, GOOD, local)
+    for word in ["config.local.toml", *words]:
+        assert word in str(raised.value)
+    assert "s3cret" not in str(raised.value) and "53" not in str(raised.value)
+
+
+@pytest.mark.req("B3")
+def test_broker_password_without_a_user_is_refused_below_level_5(tmp_path):
+    environment = {"FLASHMQTT_BROKER_PASSWORD": "s3cret"}
+    with pytest.raises(ConfigurationError, match=r"broker\.user.*level 4"):
+        load(tmp_path, GOOD, environment=environment)
+    assert load(tmp_path, GOOD + "level = 5\n", environment=environment)["broker_password"] == "s3cret"
+    assert load(tmp_path, GOOD + 'user = "me"\n', environment=environment)["user"] == "me"
 
 
 @pytest.mark.req("B3")

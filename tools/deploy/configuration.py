@@ -14,7 +14,7 @@ import math
 import os
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from app.configuration import KEYS, SECRETS, ConfigurationError, check, complaint
@@ -64,15 +64,47 @@ KINDS: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
 SENSOR_KEYS = ("kind", "name", "qos", "interval_ms")
 SENSOR_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9\-:./_]*")  # RFC 8428, 4.5.1
 COUNTRY = re.compile(r"([A-Za-z]{2})?")
+LINE = re.compile(r"\(at line (\d+),")
+# The words by which an error of tomllib begins -> what to do.
+TOML_HINTS = {
+    "Cannot overwrite a value": "it is there twice; delete one of the two",
+    "Cannot declare": "it is there twice; write all its keys below one heading",
+    "Invalid value": 'a text needs quotation marks ("); true and false have small letters',
+    "Illegal character '\\n'": "the closing quotation mark is missing",
+    "Expected newline": "one key and one value in a line; a number has a decimal point, and no unit",
+    "'utf-8' codec": "save the file as UTF-8",
+}
+TYPES = {"of type int": "a whole number without quotation marks", "of type str": "a text in quotation marks"}
 
 
 def _read(path: Path) -> dict:
+    text = ""
     try:
-        return tomllib.loads(path.read_bytes().decode("utf-8-sig"))  # an editor may write a byte order mark
+        text = path.read_bytes().decode("utf-8-sig")  # an editor may write a byte order mark
+        return tomllib.loads(text)
     except ValueError as error:  # also for invalid UTF-8
-        raise ConfigurationError(f"{path.name} is not TOML: {error}") from None
+        raise ConfigurationError(f"{path.name} is not TOML: {error}{_toml_hint(text, str(error))}") from None
     except OSError as error:
         raise ConfigurationError(f"{path.name} can't be read: {error.strerror}") from None
+
+
+def _toml_hint(text: str, error: str) -> str:
+    """Return what an error of tomllib is about: the known key or table of its line (never a value), and what to do."""
+    found = LINE.search(error)
+    line = text.split("\n")[int(found[1]) - 1] if found else ""
+    name = line.partition("=")[0].partition("#")[0].strip()
+    known = {*TABLES, *(key for table in TABLES for key in _keys(table)), "sensors", *SENSOR_KEYS, "pin"}
+    hint = next((hint for words, hint in TOML_HINTS.items() if error.startswith(words)), "")
+    return (f", {name!r}" if name.strip("[]") in known else "") + (f": {hint}" if hint else "")
+
+
+def _keys(table: str) -> list[str]:
+    return [*TABLES[table], *(TLS_KEYS if table == "broker" else ())]
+
+
+def _complaint(value: object, rule: Sequence) -> str:
+    problem = complaint(value, rule)
+    return f"{problem}: {TYPES[problem]}" if problem in TYPES else problem
 
 
 def _near(word: str, known: Iterable[str]) -> str:
@@ -88,9 +120,7 @@ def _one(name: str, table: str, key: str, value: object) -> tuple[str, object]:
     """Return the board's key and value for one key of a file."""
     known = TABLES[table]
     if key not in known:
-        raise ConfigurationError(
-            f"{name}: [{table}] has no key {key!r}{_near(key, [*known, *(TLS_KEYS if table == 'broker' else ())])}"
-        )
+        raise ConfigurationError(f"{name}: [{table}] has no key {key!r}{_near(key, _keys(table))}")
     board_key, factor = known[key]
     rule = KEYS[board_key]
     if factor != 1:
@@ -100,7 +130,7 @@ def _one(name: str, table: str, key: str, value: object) -> tuple[str, object]:
                 f"{name}: {table}.{key}: {value!r} is not allowed; it has to be a number from {least:g} to {most:g}"
             )
         return board_key, round(value * factor) if factor > 1 else math.ceil(value * factor)
-    problem = complaint(value, rule)
+    problem = _complaint(value, rule)
     if board_key == "country" and not (isinstance(value, str) and COUNTRY.fullmatch(value)):
         problem = "two letters (ISO 3166), such as AT"
     if problem:
@@ -156,11 +186,11 @@ def _sensor_complaint(kind: str, key: str, value: object) -> str:
     if key == "qos":
         return "0, 1 or 2" if complaint(value, (int, 1, (0, 1, 2))) else ""
     if key == "interval_ms":
-        return complaint(value, KEYS[key])
+        return _complaint(value, KEYS[key])
     if kind in KINDS and key != "kind":
         is_number = isinstance(value, int) and not isinstance(value, bool) and value >= 0
-        is_pin = key in KINDS[kind][1] and isinstance(value, str) and value  # Pin("GP15")
-        return "" if is_number or is_pin else "a number from 0"
+        is_pin = key in KINDS[kind][1] and isinstance(value, str) and value and not value.isdecimal()  # Pin("GP15")
+        return "" if is_number or is_pin else 'a number from 0, or a pin\'s name such as "GP15"'
     try:
         json.dumps(value, allow_nan=False)
     except (TypeError, ValueError):  # a date, or nan
@@ -244,6 +274,9 @@ def _flat(name: str, tables: dict, secrets_allowed: bool) -> dict:
             _check_sensors(name, content)
             flat["sensors"] = content
             continue
+        if table not in TABLES and not isinstance(content, dict):
+            places = " or ".join(f"[{one}]" for one in TABLES if table in _keys(one)) or "a table's heading"
+            raise ConfigurationError(f"{name}: {table!r} is above the first table: write it below {places}")
         if table not in TABLES:
             raise ConfigurationError(f"{name}: unknown table [{table}]{_near(table, [*TABLES, 'sensors'])}")
         if not isinstance(content, dict):
@@ -293,6 +326,11 @@ def load(folder: Path, environment: Mapping[str, str] = os.environ) -> tuple[dic
         raise ConfigurationError(
             "there is no Wi-Fi password: set FLASHMQTT_WIFI_PASSWORD, or write password under [wifi] into config.local.toml. "
             "For an open network, leave ssid empty and join the network in boot.py"
+        )
+    if config["broker_password"] and not config["user"] and config["level"] < 5:
+        raise ConfigurationError(
+            "broker.user is empty, but there is a broker password: give both or neither "
+            f"(level {config['level']} has no password without a user)"
         )
     if config["level"] == 3 and len(config["device"]) > 23:
         raise ConfigurationError(f"device.id: {config['device']!r} is too long: MQTT 3.1 allows at most 23 characters")
