@@ -765,6 +765,15 @@ def test_watchdog_reset_during_a_command_is_retried(tmp_path):
         assert "watchdog" in device.resets
 
 
+@pytest.mark.req("B3")
+def test_board_that_is_unplugged_during_a_command_is_named_with_what_to_do(tmp_path):
+    with Device(tmp_path / "board") as device, Link(device.path) as link:
+        device.stop()
+        for act in (lambda: link.run("print(1)"), lambda: link.put("/a", b"a")):
+            with pytest.raises(DeployFailed, match=r"stopped answering.*unplugged.*run the command again"):
+                act()
+
+
 WHERE = """
 import sys
 sys.path.append('/lib')

@@ -182,13 +182,21 @@ class Link:
         self._board.deadline = time.monotonic() + timeout_s
         try:
             printed, problem = self._board.exec_raw(script, timeout=timeout_s)
-        except (TransportError, SerialException, OSError) as error:
+        except TransportError as error:
             raise DeployFailed(f"The board on {self.path} stopped answering: {error}") from error
+        except (SerialException, OSError) as error:
+            raise self._gone() from error
         finally:
             self._board.deadline = None
         if problem:
             raise BoardSaid(problem.decode("utf-8", "replace").strip().splitlines()[-1])
         return printed.decode("utf-8", "replace")
+
+    def _gone(self) -> DeployFailed:
+        return DeployFailed(
+            f"The board on {self.path} stopped answering: it was unplugged, or another program reads from its port. "
+            "Plug it in, end the other program, and run the command again."
+        )
 
     def literal(self, script: str, timeout_s: float = 30):
         """Run a script that prints a literal; return its value."""
@@ -204,11 +212,13 @@ class Link:
         try:
             self._write(new, content, step)
             answer = self.run(_REPLACE_FILE % (new, path, hashlib.sha256(content).hexdigest())).strip()
+        except SerialException as error:
+            raise self._gone() from error
         except (TransportExecError, OSError, BoardSaid) as error:  # mpremote raises the board's OSError here
             with contextlib.suppress(DeployFailed):
                 self.run(f"import os\nos.remove({new!r})")
             raise self._explained(path, error) from error
-        except (TransportError, SerialException) as error:
+        except TransportError as error:
             raise DeployFailed(f"The board on {self.path} stopped answering while {path} was being copied.") from error
         if answer != "replaced":
             raise DeployFailed(f"{path} did not arrive as it was sent; run the command again.")
