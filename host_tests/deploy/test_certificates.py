@@ -136,8 +136,16 @@ def test_untrusted_or_unreachable_broker_is_named(made, listener, monkeypatch):
     ],
 )
 def test_unencrypted_connection_over_the_internet_gives_a_warning(host, user, on, said):
-    warned = certificates.warnings({"broker": host, "user": user, "broker_password": ""}, Tls(on))
+    warned = certificates.warnings({"broker": host, "port": 8883, "user": user, "broker_password": ""}, Tls(on))
     assert [text.startswith(said) for text in warned] == ([True] if said else [])
+
+
+@pytest.mark.req("B3")
+def test_tls_on_the_port_without_tls_gives_a_warning():
+    plain = {"broker": "127.0.0.1", "port": 1883, "user": "", "broker_password": ""}
+    (warned,) = certificates.warnings(plain, Tls(True))
+    assert warned.startswith("TlsPort: ") and "broker.port" in warned and "8883" in warned
+    assert not certificates.warnings({**plain, "port": 8883}, Tls(True)) + certificates.warnings(plain, Tls(False))
 
 
 @pytest.mark.skipif(find_mosquitto() is None, reason="needs mosquitto")

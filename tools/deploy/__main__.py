@@ -266,10 +266,10 @@ def foreign_files(link: Link, found: dict) -> list[str]:
 def deploy(arguments: argparse.Namespace) -> None:
     """Install the application on a board and wait for its first delivered reading."""
     config, tls = configuration.load(arguments.config)
-    wanted = {"/config.json": configuration.compact(config)}
-    wanted |= certificates.files(tls, config["broker"], config["port"])
     for warning in certificates.warnings(config, tls):
         report_line("warning", warning)
+    wanted = {"/config.json": configuration.compact(config)}
+    wanted |= certificates.files(tls, config["broker"], config["port"])
     path = ports.find(arguments.port)
     with Link(path) as link:
         found = probe(link)
