@@ -10,8 +10,8 @@ CUTS ?= 20
 LINKCUTS ?= 10
 KILLS ?= 3
 SEED ?=
-BOARD ?= auto
-PORT ?= auto
+override BOARD := $(or $(BOARD),auto)
+override PORT := $(or $(PORT),auto)
 PYTEST_ARGS ?=
 
 .DEFAULT_GOAL := help
@@ -47,8 +47,8 @@ backup: setup ## Copy all files and the journal of the board into backups/ (PORT
 wipe: setup ## Remove flashmqtt's files from the board, after asking (PORT=auto; YES=1: don't ask; JOURNAL=1: also the stored messages)
 	@$(PY) -m tools.deploy wipe --port $(PORT) $(if $(YES),--yes) $(if $(JOURNAL),--journal)
 
-dump: setup ## Show the contents of a journal (of the connected board; FROM=/dev/ttyACM0: its port; IMAGE=flash.bin: of a file)
-	@$(PY) -m tools.journal dump $(if $(IMAGE),"$(IMAGE)",--board "$(or $(FROM),auto)")
+dump: setup ## Show the contents of a journal: of the board (PORT=auto; FROM= is the same), of an image or a backup (IMAGE=flash.bin); ALL=1: also finished messages
+	@$(PY) -m tools.journal dump $(if $(IMAGE),"$(IMAGE)",--board "$(or $(FROM),$(PORT))") $(if $(ALL),--all)
 
 virtual-board: setup ## Start a virtual Pico W on a serial port, for mpremote and deploy (WIFI=network:password that its radio finds; BOARD=esp32, pico2_w ...)
 	@$(PY) -m tools.virtual_board.device $(if $(filter-out auto,$(BOARD)),--board $(BOARD)) $(if $(WIFI),--wifi "$(WIFI)")
@@ -65,22 +65,22 @@ pipeline: setup ## Run the Spark pipeline (ARGS="--landing landing --out tables"
 	@$(PY) -m tools.pipeline.run $(ARGS)
 
 report: setup ## Write the fleet's HTML page (OUT=tables)
-	@$(PY) -m tools.pipeline.report --out $(OUT)
+	@$(PY) -m tools.pipeline.report --out $(if $(OUT),"$(OUT)")
 
 dashboard: setup ## Serve the page while the pipeline runs; the page refreshes itself (OUT=tables PORT=9106)
-	@$(PY) -m tools.pipeline.dashboard --out $(OUT) $(if $(filter-out auto,$(PORT)),--port $(PORT))
+	@$(PY) -m tools.pipeline.dashboard --out $(if $(OUT),"$(OUT)") $(if $(filter-out auto,$(PORT)),--port $(PORT))
 
 verdict: setup ## Check that every message is in the tables exactly once; needs no Spark, works while the pipeline runs (OUT=tables; ARGS="--accept quarantine")
-	@$(PY) -m tools.pipeline.verdict --out $(OUT) $(ARGS)
+	@$(PY) -m tools.pipeline.verdict --out $(if $(OUT),"$(OUT)") $(ARGS)
 
 check-tables: setup ## Compare all rows of a pipeline's tables with the audit (OUT=tables)
-	@$(PY) -m tools.pipeline.check --out $(OUT)
+	@$(PY) -m tools.pipeline.check --out $(if $(OUT),"$(OUT)")
 
 sink: setup ## Copy the readings into a DuckDB file or PostgreSQL, each exactly once (OUT=tables TO=readings.duckdb, TO=postgresql://user@host/database; ARGS="--follow 10")
 	@$(PY) -m tools.pipeline.sink --out "$(OUT)" --to "$(TO)" $(ARGS)
 
 compact: setup ## Merge a pipeline's many small files (OUT=tables)
-	@$(PY) -m tools.pipeline.compact --out $(OUT)
+	@$(PY) -m tools.pipeline.compact --out $(if $(OUT),"$(OUT)")
 
 forget: setup ## Delete all data of a device permanently, and check that it is gone (LANDING=landing OUT=tables DEVICE="NAME"; DRY=1: delete nothing; YES=1: don't ask; ARGS="--devices FILE --mapping FILE --search DIR")
 	@$(PY) -m tools.pipeline.forget --landing "$(LANDING)" --out "$(OUT)" $(if $(DEVICE),--device "$(DEVICE)") $(if $(DRY),--dry-run) $(if $(YES),--yes) $(ARGS)

@@ -292,6 +292,18 @@ def test_help_names_every_variable_of_a_target():
         assert [name for name in sorted(taken) if f"{name}=" not in text] == [], target
 
 
+def test_make_passes_a_folder_with_blanks_as_one_word_and_an_empty_port_as_auto():
+    def recipe(*words):
+        command = ["make", "-n", "-o", "setup", *words]
+        ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+        return shlex.split(ran.stdout)
+
+    for target in ("report", "dashboard", "verdict", "check-tables", "sink", "compact", "forget"):
+        assert "my tables" in recipe(target, "OUT=my tables"), target
+    for target in ("deploy", "monitor", "backup", "wipe", "dump"):
+        assert "auto" in recipe(target, "PORT=") and "/dev/x" in recipe(target, "PORT=/dev/x"), target
+
+
 def test_every_make_variable_in_the_documents_exists():
     given = {
         variable
