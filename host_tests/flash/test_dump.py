@@ -87,6 +87,43 @@ def test_dump_shows_state_records_and_sectors(tmp_path: Path) -> None:
     assert before == _image(flash)  # the dump does not change the image
 
 
+@pytest.mark.req("S3")
+def test_dump_reads_the_journal_in_a_backup(tmp_path: Path) -> None:
+    flash, journal = _journal()
+    journal.append(*_message("kept"))
+    (tmp_path / "journal").mkdir()
+    for n in range(6):
+        (tmp_path / "journal" / f"{n:03}").write_bytes(_image(flash)[n * SECTOR_BYTES : (n + 1) * SECTOR_BYTES])
+    (tmp_path / "journal" / "map").write_bytes(b"blocks")
+    for folder in (tmp_path, tmp_path / "journal"):
+        out, errors, status = _run(folder)
+        assert (status, errors) == (0, "") and "waiting" in _row(out, "kept")
+
+
+@pytest.mark.req("S6")
+def test_dump_of_a_path_without_a_journal_says_what_to_do(tmp_path: Path) -> None:
+    out, errors, status = _run(tmp_path / "no.bin")
+    assert (status, out) == (2, "") and "no.bin: No such file or directory: check the path" in errors
+    out, errors, status = _run(tmp_path)
+    assert (status, out) == (2, "") and "has no journal" in errors and "make backup" in errors
+    with Device(tmp_path / "board") as device:
+        out, errors, status = _run("--board", device.path)
+    assert (status, out) == (2, "") and "has no board.py" in errors and "make deploy" in errors
+
+
+@pytest.mark.req("S3")
+def test_dump_says_that_a_waiting_message_may_be_delivered(tmp_path: Path) -> None:
+    flash, journal = _journal()
+    journal.append(*_message("one"))
+    journal.finish(journal.low)
+    text, _ = report(_image(flash), SECTOR_BYTES)
+    assert "waiting" in _row(text, "one")
+    assert "may be delivered" in text
+    journal.flush()
+    text, _ = report(_image(flash), SECTOR_BYTES)
+    assert "one" not in text.split("sector ")[-1] and "may be delivered" not in text
+
+
 @pytest.mark.req("S2", "S6")
 def test_dump_distinguishes_torn_damaged_foreign_and_blank_images(tmp_path: Path) -> None:
     flash, journal = _journal()

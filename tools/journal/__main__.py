@@ -1,7 +1,7 @@
 """`python -m tools.journal dump IMAGE`: show a journal as tables: records, their states, wear.
 
-IMAGE is a file with the region's bytes: a `flash.bin` of the virtual board or a dump of a partition. With --board, the region is
-read from a board instead. Nothing is written: the states come from the real journal, mounted on a copy in memory.
+IMAGE is a file with the region's bytes, such as a dump of a partition, or a folder that `make backup` made. With --board, the
+region is read from a board instead. Nothing is written: the states come from the real journal, mounted on a copy in memory.
 
 Exit status: 0: a journal was shown; 1: there is no journal, or it does not mount; 2: the image could not be read.
 """
@@ -24,7 +24,7 @@ def main(arguments: list[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     dump = commands.add_parser("dump", help="show a journal as tables", description=__doc__)
     dump.formatter_class = argparse.RawDescriptionHelpFormatter
-    dump.add_argument("image", nargs="?", type=Path, help="the image file")
+    dump.add_argument("image", nargs="?", type=Path, help="the image file, or a backup")
     dump.add_argument(
         "--board", metavar="PORT", help="read the journal from the board at this port; auto: the only board"
     )

@@ -5,9 +5,10 @@ from __future__ import annotations
 import binascii
 from pathlib import Path
 
+from tools.command import explained
 from tools.deploy.__main__ import probe, retry_after_reset, start_program, stop_program
 from tools.deploy.errors import DeployFailed
-from tools.deploy.link import Link
+from tools.deploy.link import BoardSaid, Link
 from tools.deploy.ports import find
 
 # Runs on the board. `journal_region(0)` opens the existing region; it can't make one with 0 sectors. It imports nothing from
@@ -27,15 +28,20 @@ BOARD_DEADLINE_S = 300
 
 
 def from_file(path: Path, sector_bytes: int) -> bytes:
-    """Return a file's sectors.
+    """Return the sectors in a file, or in a backup: a folder `journal` with a file for each sector.
 
     Raises:
-        DeployFailed: the file can't be read, or has no whole sectors.
+        DeployFailed: the path can't be read, or has no whole sectors.
     """
     try:
-        content = path.read_bytes()
+        files = [path]
+        if path.is_dir():
+            files = sorted(file for file in (path, path / "journal") for file in file.glob("[0-9]*[0-9]"))
+            if not files:
+                raise DeployFailed(f"{path} has no journal: give an image, or a folder that `make backup` made")
+        content = b"".join(file.read_bytes() for file in files)
     except OSError as error:
-        raise DeployFailed(str(error)) from None
+        raise DeployFailed(explained(error)) from None
     if not content or len(content) % sector_bytes:
         raise DeployFailed(f"{path}: {len(content)} bytes are no whole sectors of {sector_bytes} bytes")
     return content
@@ -51,6 +57,12 @@ def from_board(port: str) -> tuple[bytes, int]:
         stop_program(link, probe(link))
         try:
             size, *pages = retry_after_reset(link, lambda: link.run(READ_REGION, BOARD_DEADLINE_S)).split()
+        except BoardSaid as said:
+            if "no module named 'board'" in str(said):
+                raise DeployFailed(
+                    "The board has no board.py, so no journal is known there: `make deploy` first"
+                ) from said
+            raise
         finally:
             start_program(link)
     return b"".join(b"\xff" * 256 if page == "-" else binascii.a2b_base64(page) for page in pages), int(size)

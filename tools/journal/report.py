@@ -25,6 +25,7 @@ KINDS = {
 }
 STATES = {0: "state", layout.MOUNT: "mount", layout.CLOSE: "clean end"}
 WIDTH = 60  # characters of a record's content
+UNNOTED = "The newest waiting messages may be delivered: the last acknowledgements are in flash after the next write."
 DONE = ("finished", "released", "void", "old")  # states of records that are no longer needed
 
 
@@ -293,6 +294,8 @@ def report(content: bytes, sector_bytes: int, *, everything: bool = False) -> tu
         parts.append(_table(("journal", ""), rows, "<>"))
     parts.append(_sectors(sectors, sector_bytes))
     parts.append(_records(sectors, alive is not None, everything))
+    if alive is not None and alive.messages:
+        parts.append(UNNOTED)
     return "\n\n".join(part for part in parts if part), alive is not None
 
 
@@ -362,7 +365,11 @@ def _records(sectors: Sequence[Sector], mounted: bool, everything: bool) -> str:
                     text[:WIDTH],
                 )
             )
-    note = f"{hidden} more: finished messages and the journal's own records (--all shows them)" if hidden else ""
+    note = (
+        f"{hidden} more: finished messages and own records of the journal (shown by --all; make dump ALL=1)"
+        if hidden
+        else ""
+    )
     if not rows:
         return f"No message is alive. {note}".strip() if mounted else note
     headings = ("sector", "offset", "kind", "sequence", "piece", "state", "bytes", "content")
