@@ -50,8 +50,8 @@ wipe: setup ## Remove flashmqtt's files from the board, after asking (PORT=auto;
 dump: setup ## Show the contents of a journal: of the board (PORT=auto; FROM= is the same), of an image or a backup (IMAGE=flash.bin); ALL=1: also finished messages
 	@$(PY) -m tools.journal dump $(if $(IMAGE),"$(IMAGE)",--board "$(or $(FROM),$(PORT))") $(if $(ALL),--all)
 
-virtual-board: setup ## Start a virtual Pico W on a serial port, for mpremote and deploy (WIFI=network:password that its radio finds; BOARD=esp32, pico2_w ...)
-	@$(PY) -m tools.virtual_board.device $(if $(filter-out auto,$(BOARD)),--board $(BOARD)) $(if $(WIFI),--wifi "$(WIFI)")
+virtual-board: setup ## Start a virtual Pico W on a serial port, for mpremote and deploy (WIFI=network:password that its radio finds; BOARD=esp32, pico2_w ...; DIR=build/board: its flash, for each board another folder)
+	@$(PY) -m tools.virtual_board.device $(if $(DIR),--directory "$(DIR)") $(if $(filter-out auto,$(BOARD)),--board $(BOARD)) $(if $(WIFI),--wifi "$(WIFI)")
 
 image: setup ## Build a MicroPython image with flashmqtt frozen (BOARD=pico_w MICROPYTHON=path; see boards/IMAGES.md for APP=1 JOURNAL=1 NODRIVERS=1 ROMFS=KB MANIFEST=file USER_C_MODULES=file OUT=folder)
 	@$(PY) -m tools.deploy.image --board "$(BOARD)" --micropython "$(MICROPYTHON)" $(if $(APP),--app) $(if $(JOURNAL),--journal) $(if $(NODRIVERS),--no-drivers) $(if $(ROMFS),--romfs $(ROMFS)) $(if $(MANIFEST),--manifest "$(MANIFEST)") $(if $(USER_C_MODULES),--user-c-modules "$(USER_C_MODULES)") $(if $(OUT),--output "$(OUT)")

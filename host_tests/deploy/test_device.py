@@ -1,6 +1,8 @@
 """The virtual board on its serial port, under the real mpremote: as a Pico W on a USB cable behaves."""
 
 import os
+import re
+import signal
 import subprocess
 import sys
 import time
@@ -13,6 +15,7 @@ from host_tests.waiting import until
 from tools.deploy.link import Link
 from tools.virtual_board.device import Device
 
+ROOT = Path(__file__).resolve().parent.parent.parent
 PATIENCE_S = 60  # on a busy machine
 MPREMOTE = str(Path(sys.executable).parent / "mpremote")
 
@@ -208,3 +211,41 @@ def test_ctrl_c_during_a_flash_operation_of_main_ends_main(tmp_path):
         wait_for_reset(device, "hard")
         device.wait_for(b"listed", PATIENCE_S, since=device.started_at)
         device.wait_for(b"KeyboardInterrupt", PATIENCE_S, since=device.started_at)
+
+
+COMMAND = [sys.executable, "-m", "tools.virtual_board.device"]
+
+
+@pytest.mark.req("B3")
+def test_second_board_in_one_folder_is_refused_and_one_in_another_folder_has_another_id(tmp_path):
+    def start(name: str) -> subprocess.Popen:
+        return subprocess.Popen(
+            [*COMMAND, "--directory", str(tmp_path / name)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+        )
+
+    ids = []
+    with start("a") as first, start("b") as second:
+        try:
+            for board in (first, second):
+                found = re.search(r"is on (/dev/\S+);", board.stdout.readline())
+                with Link(found[1]) as link:
+                    ids.append(link.run("import machine; print(machine.unique_id().hex())").strip())
+            words = [*COMMAND, "--directory", str(tmp_path / "a")]
+            ran = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, timeout=PATIENCE_S)
+            assert (ran.stdout, ran.returncode) == ("", 2)
+            assert f"{tmp_path / 'a'} is in use by another virtual board" in ran.stderr and "DIR=" in ran.stderr
+        finally:
+            for board in (first, second):
+                board.send_signal(signal.SIGINT)
+    assert len(ids[0]) == len(ids[1]) == 16 and ids[0] != ids[1]
+
+
+@pytest.mark.req("B3")
+@pytest.mark.parametrize("wifi", ["home", ":secret12"])
+def test_network_without_a_name_or_a_password_is_refused(wifi):
+    ran = subprocess.run([*COMMAND, "--wifi", wifi], capture_output=True, text=True, cwd=ROOT, timeout=PATIENCE_S)
+    assert ran.returncode == 2 and "NETWORK:PASSWORD" in ran.stderr and "secret12" not in ran.stderr

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import fcntl
 import os
 import random
 import select
@@ -22,6 +23,7 @@ import termios
 import threading
 import time
 from pathlib import Path
+from zlib import crc32
 
 from tools.bootstrap import ROOT
 from tools.command import folder
@@ -320,17 +322,31 @@ def _make_raw(descriptor: int) -> None:
     termios.tcsetattr(descriptor, termios.TCSANOW, attributes)
 
 
+def network(text: str) -> str:
+    """Return a network: argparse's `type`. The error does not show the text, which may be a password."""
+    if text and text.find(":") < 1:
+        raise argparse.ArgumentTypeError("it has to be NETWORK:PASSWORD")
+    return text
+
+
 def main() -> int:
     """Run a board until Ctrl-C."""
+    usual = ROOT / "build" / "board"
     parser = argparse.ArgumentParser(prog="python -m tools.virtual_board.device", description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--directory", type=folder, default=ROOT / "build" / "board", help="folder of the board's flash"
-    )
+    parser.add_argument("--directory", type=folder, default=usual, help="folder of the board's flash")
     parser.add_argument("--board", choices=BOARDS, default="pico_w", help="the kind of board")
-    parser.add_argument("--wifi", default="", help="NETWORK:PASSWORD that its radio finds")
+    parser.add_argument("--wifi", type=network, default="", help="NETWORK:PASSWORD that its radio finds")
     arguments = parser.parse_args()
-    board = arguments.board
-    with Device(arguments.directory.resolve(), "rp2" if board == "pico_w" else board, arguments.wifi) as device:
+    board, directory = arguments.board, arguments.directory.resolve()
+    directory.mkdir(parents=True, exist_ok=True)
+    lock = os.open(directory, os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        parser.error(f"{directory} is in use by another virtual board; for a second board, give another folder as DIR=")
+    # Each folder is another board, with an id of its own: two boards with one id end each other's connections.
+    ids = {} if directory == usual else {"FLASHMQTT_BOARD_ID": f"e6616408{crc32(bytes(directory)):08x}"}
+    with Device(directory, "rp2" if board == "pico_w" else board, arguments.wifi, ids) as device:
         print(
             f"A virtual board, {board}, is on {device.path}; Ctrl-C switches it off. In another terminal:", flush=True
         )
