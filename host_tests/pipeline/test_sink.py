@@ -671,6 +671,8 @@ def test_query_in_the_readme_runs(to, tables):
         (["--out", "{tmp}/out", "--to", "postgresql://x?nonsense=1"], "this is no PostgreSQL address"),
         (["--out", "{tmp}/out", "--to", "{tmp}/text.duckdb"], "Is it a DuckDB file"),
         (["--out", "{tmp}/out", "--to", "{tmp}/none/x.duckdb"], "x.duckdb"),
+        (["--out", "{tmp}/out", "--to", "{tmp}/x.csv"], "--csv"),
+        (["--out", "{tmp}/out", "--to", "{tmp}/x.XLSX"], "--csv"),
         (["--out", "{tmp}/out", "--to", "postgresql://x/y", "--schema", 'a"b'], "--schema has to be"),
     ],
 )

@@ -39,6 +39,7 @@ REGISTERED = "registered.json"  # the end of the files' names; earlier versions 
 IDENTITY = "sinks/id.json"
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
 SHEET_ROWS = 1_048_575
+NO_DATABASE = (".csv", ".tsv", ".txt", ".xls", ".xlsx", ".ods", ".json", ".parquet")
 
 
 def open_sink(to: str, schema: str = "flashmqtt") -> Sink:
@@ -255,6 +256,11 @@ def main(argv: list[str] | None = None) -> int:
     output = Output.existing(given.out)
     if not given.to:
         raise SinkError("--to is missing: `make sink OUT=tables TO=readings.duckdb`")
+    if Path(given.to).suffix.lower() in NO_DATABASE:
+        raise SinkError(
+            f"--to names a DuckDB file, not {given.to}: give readings.duckdb; "
+            'for a spreadsheet also --csv readings.csv (make: ARGS="--csv readings.csv")'
+        )
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,62}", given.schema):
         raise SinkError(f"--schema has to be a name of letters, digits and _, not {given.schema!r}")
     last_error = ""
