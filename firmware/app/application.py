@@ -272,12 +272,14 @@ class Application:
 
     def _lost(self, kind, first, last):
         # Report now: the client finishes these messages only after this returns, so that a power cut can't lose their numbers.
-        # If a refused message is itself a health message, the next health message reports it, so that there is no endless loop.
-        if self.outcomes is None:
-            from .outcomes import Outcomes
+        # A refused health message is reported with the next one, so that there is no endless loop.
+        from .outcomes import Outcomes, has_topic
 
+        if self.outcomes is None:
             self.outcomes = Outcomes()
-        if not self.outcomes.add(kind, first, last) and not self.client.session.reports:
+        if self.outcomes.add(kind, first, last) or self.client.session.reports:
+            return
+        if kind != "refused" or not has_topic(self.journal, first, (self.topic + "health").encode()):
             self._tell([{"n": "undelivered", "vb": True}])
 
     def _tell(self, records):

@@ -10,6 +10,13 @@ _KINDS = ("refused", "expired", "dropped", "damaged")
 _RANGES = const(32)  # of each kind; older ones were in earlier messages
 
 
+def has_topic(journal, seq, topic):
+    """Return whether a stored message has this topic, given as bytes."""
+    begin = bytearray(min(journal.length(seq), 7 + len(topic)))  # type, remaining length, the topic's length, the topic
+    journal.read(seq, 0, begin, 0, len(begin))
+    return topic in bytes(begin)
+
+
 class Outcomes:
     """The ranges to report, by kind, and the health message that reports them."""
 

@@ -132,3 +132,20 @@ def test_refused_health_message_is_not_repeated_endlessly():
     assert broker.healths[-1][0]["refused_seqs"].startswith("1")
     application.client.disconnect()
     broker.close()
+
+
+@pytest.mark.req("R4", "R5")
+def test_several_refused_health_messages_are_not_repeated_endlessly():
+    broker, application = running([b"readings", b"health"])
+    for _ in range(5):
+        application.publish("readings", 1, application.sample(application.groups[0]))
+    for _ in range(100):
+        application.turn(5)
+    assert len(broker.seqs) <= 11, len(broker.seqs)  # each reading, its health message, and one of a status line
+    assert broker.seqs[:5] == [1, 2, 3, 4, 5]
+    broker.refused = []
+    application._tell(records(application))
+    turns(application, lambda: broker.healths)
+    assert broker.healths[-1][0]["refused_seqs"].startswith("1")
+    application.client.disconnect()
+    broker.close()
