@@ -268,6 +268,10 @@ class Console:
         ),
         (("hello",), ""),
         (
+            ("broker: connected, a new session", "refused 1: the broker answers 0x87", "stored 2: t, QoS 1, 9 bytes"),
+            "refused 1: the broker answers 0x87",
+        ),
+        (
             (
                 *("boot device=b boot=3 stored=47 cause=reset", "delivered 47"),
                 "status stored=47 waiting=0 connects=1 dropped=0",

@@ -9,6 +9,7 @@ from pathlib import Path
 import paho.mqtt.client as paho
 import pytest
 
+from host_tests.waiting import until
 from tools.broker import Broker, find_mosquitto
 
 PAGE = (Path(__file__).resolve().parents[2] / "firmware/SECURITY.md").read_text()
@@ -99,3 +100,25 @@ def test_device_uses_only_its_topics_and_only_operators_send_commands(accounts):
         ("flashmqtt/board-1/readings", b"last"),
         ("flashmqtt-live/board-1/status", b"online"),
     }
+
+
+@pytest.mark.req("B3")
+@pytest.mark.parametrize("queued", [1000, 0])
+@pytest.mark.parametrize("qos", [1, 2])
+def test_forbidden_message_at_level_4_is_dropped_without_an_answer_that_tells_so(tmp_path, qos, queued):
+    (tmp_path / "acl").write_text(RULES)
+    extra = f"acl_file {tmp_path}/acl\nmax_queued_messages {queued}"
+    events = []
+    with Broker(tmp_path / "broker", kind="mosquitto", extra=extra) as broker:
+        client = paho.Client(paho.CallbackAPIVersion.VERSION2, client_id="board-2", reconnect_on_failure=False)
+        client.username_pw_set("board-2")
+        client.on_connect = lambda *_: client.publish("flashmqtt/board-1/readings", b"forged", qos=qos)
+        client.on_publish = lambda client, data, mid, reason, _: events.append(f"acknowledged: {reason}")
+        client.on_disconnect = lambda *_: events.append("closed")
+        client.connect("127.0.0.1", broker.port)
+        client.loop_start()
+        until(lambda: events, lambda: events)
+        client.disconnect()
+        client.loop_stop()
+    # 2.0.11 closes the connection if the queue has no limit; other versions acknowledge the message then, too.
+    assert events[0] == "acknowledged: Success" or (not queued and events[0] == "closed")

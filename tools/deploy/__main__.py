@@ -43,6 +43,7 @@ REASONS = (
     "journal:",
     "network:",
     "broker:",
+    "refused ",
 )  # lines that tell why nothing is delivered
 WATCHDOG_S = 10.0  # timeout while a watchdog may reset the board; a Pico W's watchdog has at most 8 s
 SPARE_BYTES = 16384
