@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from host_tests.waiting import until
+from tools.deploy.errors import DeployFailed
 from tools.deploy.link import Link
 from tools.virtual_board.device import Device
 
@@ -249,3 +250,15 @@ def test_second_board_in_one_folder_is_refused_and_one_in_another_folder_has_ano
 def test_network_without_a_name_or_a_password_is_refused(wifi):
     ran = subprocess.run([*COMMAND, "--wifi", wifi], capture_output=True, text=True, cwd=ROOT, timeout=PATIENCE_S)
     assert ran.returncode == 2 and "NETWORK:PASSWORD" in ran.stderr and "secret12" not in ran.stderr
+
+
+@pytest.mark.req("B3")
+def test_board_ends_with_its_supervisor_however_that_ends(tmp_path):
+    words = [*COMMAND, "--directory", str(tmp_path)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, cwd=ROOT) as supervisor:
+        found = re.search(r"is on (/dev/\S+);", supervisor.stdout.readline())
+        with Link(found[1]) as link, pytest.raises(DeployFailed):
+            link.run("import time\nwhile True: time.sleep(1)", timeout_s=1)
+        (board,) = Path(f"/proc/{supervisor.pid}/task/{supervisor.pid}/children").read_text().split()
+        supervisor.kill()
+    until(lambda: not Path(f"/proc/{board}").exists(), lambda: Path(f"/proc/{board}/status").read_text())

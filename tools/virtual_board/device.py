@@ -25,6 +25,7 @@ import time
 from pathlib import Path
 from zlib import crc32
 
+from tools import children
 from tools.bootstrap import ROOT
 from tools.command import folder
 from tools.flashsim.tear import tear
@@ -168,6 +169,7 @@ class Device:
             stdout=slave,
             stderr=slave,
             start_new_session=True,
+            preexec_fn=children.bound_to_this_process(),  # noqa: PLW1509 - one system call
         )
         os.close(slave)
         self._inner = inner
