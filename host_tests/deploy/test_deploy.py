@@ -571,7 +571,7 @@ class LatePrompt(Device):
 
     def _to_user(self, data: bytes) -> None:
         super()._to_user(data)
-        if self.late and data.endswith(b"raw REPL; CTRL-B to exit\r\n>"):
+        if self.late and self.console.endswith(b"raw REPL; CTRL-B to exit\r\n>"):  # also if it came in pieces
             late, self.late = self.late, b""
             super()._to_user(late)
 
