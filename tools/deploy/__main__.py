@@ -132,7 +132,7 @@ def which_board(found: dict, board: str, path: str) -> str:
         "",
     )
     if not right or board not in ("auto", right):
-        kind = "a known board" if board == "auto" else f"a {board}"
+        kind = "a known board" if board == "auto" else f"{'an' if board.startswith('e') else 'a'} {board}"
         hint = (
             f" Use BOARD={right}."
             if right
@@ -299,8 +299,10 @@ def deploy(arguments: argparse.Namespace) -> None:
         try:
             found["free"] += freed_bytes(link, remove)
             check_room(found, config, sum(_blocks(len(image[name])) for name in copy if name not in there))
-            if not arguments.dry_run:
-                confirm_replacing(foreign, arguments.yes)
+            for name in () if arguments.dry_run else foreign:
+                question = f"The board has a {name} that is not flashmqtt's. Rename it to {name}.before and continue?"
+                if not ask(question, arguments.yes):
+                    raise DeployFailed("Stopped; nothing was changed.")
         except DeployFailed:
             if not foreign:
                 start_program(link)
@@ -362,17 +364,6 @@ def check_room(found: dict, config: dict, needed: int) -> None:
             f"{max(0, found['free']) // 1024} KB are free. Remove files"
             + (", or make journal.kib smaller." if journal else ".")
         )
-
-
-def confirm_replacing(foreign: list[str], yes: bool) -> None:
-    """Ask whether other programs' files may be renamed.
-
-    Raises:
-        DeployFailed: the user does not agree.
-    """
-    for name in foreign:
-        if not ask(f"The board has a {name} that is not flashmqtt's. Rename it to {name}.before and continue?", yes):
-            raise DeployFailed("Stopped; nothing was changed.")
 
 
 def start_program(link: Link) -> None:

@@ -201,7 +201,7 @@ def shrunk(modules: Mapping[str, str]) -> Shrunk:
         try:
             ast.parse(text)
         except SyntaxError as error:
-            raise DeployFailed(f"{name}: line {error.lineno}: {error.msg}") from error
+            raise DeployFailed(f"The files can't be built: {name}: line {error.lineno}: {error.msg}") from error
     return _shrunk(tuple(modules.items()))
 
 

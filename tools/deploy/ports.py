@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import grp
 import os
-from dataclasses import dataclass
 from pathlib import Path
 
 from serial.tools import list_ports
@@ -28,23 +27,6 @@ KNOWN = {
 }
 
 
-@dataclass(frozen=True)
-class Seen:
-    """A port that may have a board."""
-
-    path: str
-    what: str
-
-
-def seen() -> list[Seen]:
-    """Return the ports with a board's USB id."""
-    return [
-        Seen(port.device, KNOWN[(port.vid, port.pid)])
-        for port in list_ports.comports()
-        if (port.vid, port.pid) in KNOWN
-    ]
-
-
 def find(wanted: str = "auto") -> str:
     """Return the path of the port to use.
 
@@ -55,19 +37,20 @@ def find(wanted: str = "auto") -> str:
         if not Path(wanted).exists():
             raise DeployFailed(f"There is no port {wanted}. {_ports()}")
         return wanted
-    found = seen()
+    ports = list_ports.comports()
+    found = {port.device: KNOWN[(port.vid, port.pid)] for port in ports if (port.vid, port.pid) in KNOWN}
     if not found:
         hint = (
             " Does the cable carry data, and is MicroPython on the board (boards/*/README.md)? "
             "Without a board, start `make virtual-board` and give its port as PORT=."
         )
-        if any((port.vid, port.pid) == BOOTSEL for port in list_ports.comports()):
+        if any((port.vid, port.pid) == BOOTSEL for port in ports):
             hint = " A Pico is connected in BOOTSEL mode: install MicroPython on it first (boards/rp2/README.md)."
         raise DeployFailed(f"No board found on any serial port.{hint}")
     if len(found) > 1:
-        listed = ", ".join(f"{port.path} ({port.what})" for port in found)
-        raise DeployFailed(f"Several boards: {listed}. Choose one: PORT={found[0].path}")
-    return found[0].path
+        listed = ", ".join(f"{path} ({what})" for path, what in found.items())
+        raise DeployFailed(f"Several boards: {listed}. Choose one: PORT={next(iter(found))}")
+    return next(iter(found))
 
 
 def _ports() -> str:
