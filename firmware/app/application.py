@@ -123,7 +123,7 @@ class Application:
             try:
                 found += make(settings)
             except Exception as error:  # a broken sensor must not stop the others; a driver may raise anything
-                print("sensor:", error)
+                print("sensor:", settings["kind"], error)
         for sensor in found[:]:
             try:
                 _ = sensor.name, sensor.unit, sensor.read

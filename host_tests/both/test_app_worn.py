@@ -138,9 +138,10 @@ def test_sensor_that_can_not_be_made_does_not_stop_the_others(error):
     module = type("broken", (), {"make": staticmethod(make)})
     sys.modules[name] = app.sensors.broken = module
     try:
-        application, broker = _with([Odd("a", 3)], sensors=[{"kind": "broken"}])
+        (application, broker), lines = printed(lambda: _with([Odd("a", 3)], sensors=[{"kind": "broken"}]))
     finally:
         del sys.modules[name], app.sensors.broken
+    assert lines == ["sensor: broken " + str(error)]  # which of several
     assert application.sample(application.groups[0]) == [{"n": "a", "v": 3}]
     broker.close()
 
