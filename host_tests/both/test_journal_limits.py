@@ -589,6 +589,15 @@ def test_length_beyond_the_buffer_raises_usage_error_without_damage(length):
     assert journal.held() == [] and drain(Journal(region)) == [1]
 
 
+@pytest.mark.req("S5")
+def test_policy_that_does_not_exist_is_refused():
+    region = RamRegion(5)
+    for policy in ("drop-oldest", 3, -1, None):
+        with pytest.raises(UsageError, match="policy"):
+            Journal(region, policy=policy)
+    assert Journal(region).boot == 1
+
+
 @pytest.mark.req("S6")
 def test_region_with_too_few_or_too_small_sectors_is_refused():
     for sectors in (1, 2, 3):

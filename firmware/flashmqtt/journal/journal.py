@@ -93,7 +93,7 @@ class Journal:
         on_drop: None, or called with (first, end) before the policy drops the messages first to end - 1; it may mark some.
 
     Raises:
-        UsageError: a journal can't be on such a region.
+        UsageError: a journal can't be on such a region; or no such policy.
         StoreForeign: encrypted flash, other data, or a journal of another size or version.
         StoreCorrupt: a journal without a readable sector. StoreWorn: no sector can be erased.
     """

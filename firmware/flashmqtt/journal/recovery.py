@@ -17,7 +17,7 @@ from flashmqtt.compat import TYPE_CHECKING, const
 from flashmqtt.errors import FlashFailed, StoreCorrupt, StoreForeign, StoreWorn, UsageError
 from flashmqtt.fast import copy, is_blank, raw_crc32, raw_fill
 
-from .journal import _COMPILED, HEADER_FIELDS, MAGIC, RECORD_FIELDS
+from .journal import _COMPILED, DROP_NEWEST, DROP_OLDEST, HEADER_FIELDS, MAGIC, RECORD_FIELDS, REFUSE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -53,6 +53,8 @@ def mount(j: "Any", region: "Any", policy: int, wipe: bool, feed: "Callable[[], 
     n = region.sectors
     if _PAGE % region.page_bytes or size & (size - 1) or not 1024 <= size <= 0x8000 or not 4 <= n < _NONE:
         raise UsageError("a journal needs pages of up to 256 bytes, 4 sectors or more of 1 to 32 KB")
+    if policy not in (REFUSE, DROP_OLDEST, DROP_NEWEST):
+        raise UsageError("policy %r: REFUSE, DROP_OLDEST or DROP_NEWEST" % (policy,))
     if not region.reads_blank:
         raise StoreForeign("no journal on encrypted flash")
     j.region = region
