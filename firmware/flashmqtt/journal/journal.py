@@ -739,6 +739,8 @@ class Journal:
             self._ring_seq += 1
             self._seqs[target] = self._ring_seq
             self._ahead = -1
+            # If this opening fails, its sector may count all the same. Then later records in the head would be void.
+            self._spoiled = True
             try:
                 end = copies = 0
                 if held is not None:
