@@ -9,6 +9,7 @@ from flashmqtt.errors import FlashFailed, StoreError, StoreForeign, StoreFull, S
 from flashmqtt.flash.block import BlockRegion
 from flashmqtt.flash.ram import RamRegion
 from flashmqtt.journal.journal import DROP_NEWEST, DROP_OLDEST, Journal
+from stored import held_messages
 from tools.flashsim.nor import NorFlash
 
 MESSAGE = bytes(100)
@@ -764,3 +765,17 @@ def test_each_restart_without_close_takes_a_sector_if_its_messages_fill_half_of_
     store = Journal(region, policy=DROP_OLDEST)  # the limits that LIMITS.md names
     store.append(bytes(2000), 2000)
     assert store.dropped == 1
+
+
+@pytest.mark.req("S6", "R2")
+@pytest.mark.parametrize("sectors,held,length", ((8, 98, 8), (9, 98, 8)))
+def test_opening_that_carries_held_messages_and_a_nearly_full_list_stays_in_its_sector(sectors, held, length):
+    region = RamRegion(sectors, 4096)
+    journal = Journal(region)
+    for number in range(1, 301):
+        if number <= held:
+            journal.hold(number, b"%04d" % number * 3, length)
+        assert journal.append(bytes(232), 232) == number
+        journal.finish(number)
+    kept = held_messages(Journal(region))
+    assert sorted(kept) == [(number, (b"%04d" % number * 3)[:length]) for number in range(1, held + 1)]

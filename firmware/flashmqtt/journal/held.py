@@ -239,8 +239,7 @@ class Held:
             return False
         journal = self._journal
         end = self.carried_end(sector, self.carried) if carry or self.rotating else 0
-        room = 2 * _RECORD if self.rotating else _PAGE + _RECORD
-        if not end or end + self.list_bytes() + room > journal._sector_bytes:
+        if not end or not self.fits(end, self.rotating):
             return True
         self.carried = end
         return False
@@ -274,6 +273,20 @@ class Held:
     def list_bytes(self) -> int:
         """Return the most bytes of the lists that don't fit into a header."""
         return (self.count - _IN_HEADER + _IN_LIST - 1) // _IN_LIST * _PAGE
+    def fits(self, at: int, rotating: bool) -> bool:
+        """Return whether the rest of an opening fits behind carried messages that end at an offset: lists and two records."""
+        size = self._journal._sector_bytes
+        if at + self.list_bytes() + (2 * _RECORD if rotating else _PAGE + _RECORD) > size:
+            return False
+        for first in range(_IN_HEADER, self.count, _IN_LIST):
+            at = _end_of(4 * min(self.count - first, _IN_LIST), at)
+        # A list can leave less than the two records need, so that they begin on the next page.
+        for n in (0, 0 if rotating else _BODY_MAX):
+            if (at & 255) + n > _BODY_MAX:
+                at = (at | 255) + 1
+            at += _RECORD + n
+        return bool(at <= size)
+
 
     def put_opening(self, target: "Any", at: int) -> int:
         """Write the held messages' part of a new sector, after the place of its header; return where it ends.

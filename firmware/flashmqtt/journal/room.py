@@ -91,7 +91,7 @@ def make_room(journal: "Any", need: int, message: bool) -> None:
         and end <= floor
         and tail != journal._head
         and (may_drop or not held.lies_in(after))
-        and held.carried_end(tail, 0) + held.list_bytes() + 2 * _RECORD <= journal._sector_bytes
+        and held.fits(held.carried_end(tail, 0), True)
     ):
         # Open a sector only for these held messages, because the outgoing message would not fit beside them.
         oldest = journal._tail
