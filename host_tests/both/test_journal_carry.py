@@ -387,3 +387,20 @@ def test_flipped_bit_in_an_opening_that_carried_messages_loses_nothing():
         found = contents(journal)
         assert [n for n in found if n > 0] == [1, 2, 3] or journal.damaged == found.count(-1) == 1, place
         assert journal.append(body(4), LENGTH) == 4, place
+
+
+@pytest.mark.req("S6")
+def test_damaged_first_piece_of_a_message_begun_again_is_not_replaced_by_the_older_piece():
+    region = RamRegion(8, 4096)
+    journal = Journal(region)
+    journal.begin(400)
+    journal.extend(b"A" * 232, 232)
+    journal.begin(300)  # again, with the same sequence
+    journal.extend(b"B" * 300, 300)
+    assert journal.commit() == 1
+    region.cells[bytes(region.cells).index(b"B") + 50] ^= 4
+    for _ in range(3):
+        journal = Journal(region)
+        assert (journal.next_seq, journal.length(1)) == (2, 0)
+    journal.finish(1)
+    assert journal.damaged == 1

@@ -320,8 +320,10 @@ class Recovery:
             place = j._record_end
             if j._kind & _TYPE != _MESSAGE or j._seq < floor:
                 continue
-            if j._seq != seq or j._key != piece:
+            # Damage makes void what is not complete there: the damaged record may have begun the message again.
+            if j._seq != seq or j._key != piece or (piece and j._skipped):
                 raise FlashFailed
+            j._skipped = 0
             n = j._length
             if (at & 255) + _RECORD + n > _PAGE:
                 at = (at | 255) + 1
