@@ -9,6 +9,7 @@ from flashmqtt.flash.block import BlockRegion
 from flashmqtt.flash.ram import RamRegion
 from flashmqtt.journal.journal import Journal
 from flashmqtt.session.session import Session
+from stored import message
 from tools.flashsim.nor import NorFlash
 
 if sys.implementation.name == "micropython":
@@ -312,3 +313,21 @@ def test_held_message_is_discarded_without_memory():
     finally:
         heap_unlock()
     assert store.held() == []
+
+
+@pytest.mark.req("S1", "S6")
+@pytest.mark.parametrize("committed", (True, False))
+def test_complete_message_in_pieces_stays_when_another_call_opens_a_sector_before_commit(committed):
+    region = RamRegion(8, 1024)
+    journal = Journal(region)
+    journal.begin(300)
+    journal.extend(b"first" * 60, 300)
+    for _ in range(30):
+        journal.write_note(bytes(12))
+    if committed:
+        assert journal.commit() == 1
+    journal = Journal(region)
+    assert journal.append(b"second", 6) == journal.next_seq - 1 == 2
+    assert [message(journal, seq) for seq in (1, 2)] == [b"first" * 60, b"second"]
+    journal = Journal(region)
+    assert [message(journal, seq) for seq in (1, 2)] == [b"first" * 60, b"second"]

@@ -782,7 +782,7 @@ class Journal:
         self._chain = chain + 1
         self._free = usable - chain - 1
         self._prev = prev
-        self._first[target] = self.next_seq + self._continued
+        self._first[target] = self.next_seq + (self._continued > 0)
         self.wear = self._new_erases
         self._written_losses = self.damaged + self.dropped
         self._head_top = 0
@@ -805,10 +805,10 @@ class Journal:
             2,
             0xFD,
             self._shift,
-            held | self._continued << 7,
+            held | (self._continued & 1) << 7,
             self._seqs[sector],
             self._state,
-            self.next_seq + self._continued,
+            self.next_seq + (self._continued > 0),
             self.floor,
             self.dropped,
             self.damaged,

@@ -74,7 +74,11 @@ class Pieces:
                 self._left = left
                 continue
             piece = self._piece
-            kind = _MESSAGE if left else _MESSAGE | _LAST
+            kind = _MESSAGE
+            continued = 1
+            if not left:
+                kind |= _LAST
+                continued = 2
             seq = journal.next_seq
             try:
                 journal._write(kind, piece, seq, self._part, 0, fill, journal._reserve)
@@ -83,7 +87,7 @@ class Pieces:
                 self._piece = piece + 1
                 self._fill = 0
                 self._left = left
-                journal._continued = 1
+                journal._continued = continued
             except StoreFull:  # a sector was found to be bad
                 if journal.policy != DROP_NEWEST:
                     raise

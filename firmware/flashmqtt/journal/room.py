@@ -82,7 +82,7 @@ def make_room(journal: "Any", need: int, message: bool) -> None:
     after = journal._after[tail]
     end = journal._first[after] if tail != journal._head else journal.next_seq
     # Drops help if there is room when only held messages, and a message begun in pieces, are left.
-    stays = journal._continued
+    stays = 1 if journal._continued else 0
     if held is not None:
         stays += held.sectors()
     may_drop = journal.policy == DROP_OLDEST and floor < journal.next_seq and usable - stays - 1 >= need
