@@ -114,3 +114,18 @@ def test_interrupted_publish_is_followed_by_a_clear_error_and_everything_stored_
     broker.drop()
     broker = Peer(Session(Journal(region)))
     assert [one[-3:] for one in broker.connect(present=1) if one[0] >> 4 == 3] == [b"one", b"two"]
+
+
+@pytest.mark.req("S1", "S2")
+@pytest.mark.parametrize("after", (False, True))
+def test_held_message_of_several_records_is_not_listed_if_it_was_interrupted(after):
+    for left in (1, 2, 3):
+        region = InterruptedRegion(6, 4096)
+        journal = Journal(region)
+        region.left = left
+        region.after = after
+        with pytest.raises(KeyboardInterrupt):
+            journal.hold(7, LONG + LONG, 600)
+        assert journal.held_length(7) == 0 and held_messages(journal) == []
+        complete = left == 3 and after
+        assert held_messages(Journal(region)) == ([(7, (LONG + LONG)[:600])] if complete else [])

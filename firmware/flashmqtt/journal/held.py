@@ -8,7 +8,7 @@ from array import array
 from struct import pack_into
 
 from flashmqtt.compat import TYPE_CHECKING, const
-from flashmqtt.errors import StoreCorrupt, StoreError, StoreFull, UsageError
+from flashmqtt.errors import StoreCorrupt, StoreFull, UsageError
 from flashmqtt.fast import copy
 
 from .room import has_room, refuse_worn
@@ -98,7 +98,7 @@ class Held:
         try:
             for done in range(0, length, _BODY_MAX):
                 self._write(key, done, buf, done, min(length - done, _BODY_MAX), length)
-        except StoreError:
+        except BaseException:  # an incomplete message is not held, not even after Ctrl-C
             self.remove(key)
             raise
 
@@ -237,7 +237,6 @@ class Held:
         """Return whether held messages prevent the reuse of a sector; otherwise, include its messages in `carried`."""
         if not self.lies_in(sector):
             return False
-        journal = self._journal
         end = self.carried_end(sector, self.carried) if carry or self.rotating else 0
         if not end or not self.fits(end, self.rotating):
             return True
@@ -273,6 +272,7 @@ class Held:
     def list_bytes(self) -> int:
         """Return the most bytes of the lists that don't fit into a header."""
         return (self.count - _IN_HEADER + _IN_LIST - 1) // _IN_LIST * _PAGE
+
     def fits(self, at: int, rotating: bool) -> bool:
         """Return whether the rest of an opening fits behind carried messages that end at an offset: lists and two records."""
         size = self._journal._sector_bytes
@@ -286,7 +286,6 @@ class Held:
                 at = (at | 255) + 1
             at += _RECORD + n
         return bool(at <= size)
-
 
     def put_opening(self, target: "Any", at: int) -> int:
         """Write the held messages' part of a new sector, after the place of its header; return where it ends.
