@@ -47,3 +47,22 @@ def test_full_store_without_memory_to_make_room_follows_its_policy(policy, no_me
     if policy == DROP_OLDEST:
         assert journal.append(MESSAGE, 60) == 33 and journal.dropped > 0
     assert Journal(region, policy=policy).next_seq == journal.next_seq
+
+
+@pytest.mark.req("S1", "S6")
+def test_record_that_lacked_memory_does_not_cost_a_sector(monkeypatch):
+    region = RamRegion(6, 1024)
+    journal = Journal(region)
+    journal.write_note(bytes(12))
+
+    def no_view(_buf):
+        raise MemoryError
+
+    with monkeypatch.context() as without:
+        without.setattr("flashmqtt.journal.journal.memoryview", no_view, raising=False)
+        with pytest.raises(MemoryError):
+            journal.append(MESSAGE, 60)
+    for seq in 1, 2:
+        assert journal.append(b"short", 5) == seq
+    assert region.cells[1024:] == b"\xff" * 5 * 1024
+    assert Journal(region).next_seq == 3

@@ -653,12 +653,12 @@ class Journal:
         out: "Any" = self._out
         mask = self._offset_mask
         i = at & mask
-        if mask != 255:
-            end = (i + n + mask) & ~mask
-            out = self._views.get(end)
-            if out is None:
-                out = self._views[end] = memoryview(self._out)[:end]
         try:
+            if mask != 255:
+                end = (i + n + mask) & ~mask
+                out = self._views.get(end)
+                if out is None:
+                    out = self._views[end] = memoryview(self._out)[:end]
             self.region.program(sector * self._sector_bytes + at - i, out, again)
         finally:
             raw_fill(self._out, n, 0xFF, i)
