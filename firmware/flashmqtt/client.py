@@ -75,8 +75,8 @@ _IPOLL = hasattr(_poll(), "ipoll")
 _SLICE_MS = const(200)
 _REFUSALS = const(64)  # how many codes of refused messages are kept
 _LIMIT = const(1 << 29)  # of numbers among the arguments
-_LONGEST_S = const(500000)  # of a wait: a board's ticks have room for 2^29 ms
-_LONGEST_MS = const(500000000)
+_LONGEST_WAIT_S = const(500000)  # of a wait: a board's ticks have room for 2^29 ms
+_LONGEST_WAIT_MS = const(500000000)
 _READ_DELAY_MS = const(10)  # how long `publish` delays reading, so that acknowledgements are handled in batches
 
 
@@ -647,7 +647,7 @@ class Client:
         session = self.session
         deadline = 0
         if timeout_ms:
-            if not _isinstance(timeout_ms, int) or timeout_ms > _LONGEST_MS:
+            if not _isinstance(timeout_ms, int) or timeout_ms > _LONGEST_WAIT_MS:
                 self._refuse(timeout_ms)
             begin_ms = ticks_ms()
             deadline = ticks_add(begin_ms, timeout_ms)
@@ -835,7 +835,7 @@ class Client:
     def _deadline(self, timeout_s: "float | None") -> "Any":
         if timeout_s is None:
             timeout_s = self.timeout_s
-        if not _isinstance(timeout_s, (int, float)) or not timeout_s <= _LONGEST_S:  # (NaN, too)
+        if not _isinstance(timeout_s, (int, float)) or not timeout_s <= _LONGEST_WAIT_S:  # (NaN, too)
             self._refuse(timeout_s)
         return ticks_add(ticks_ms(), int(timeout_s * 1000))
 
