@@ -75,6 +75,7 @@ _IPOLL = hasattr(_poll(), "ipoll")
 _SLICE_MS = const(200)
 _REFUSALS = const(64)  # how many codes of refused messages are kept
 _LIMIT = const(1 << 29)  # of numbers among the arguments
+_WHOLE = const(7)  # the first of them have no fractions: see `arguments.refuse_number`
 _LONGEST_WAIT_S = const(500000)  # of a wait: a board's ticks have room for 2^29 ms
 _LONGEST_WAIT_MS = const(500000000)
 _READ_DELAY_MS = const(10)  # how long `publish` delays reading, so that acknowledgements are handled in batches
@@ -264,7 +265,7 @@ class Client:
             unclaimed_s,
         )
         for i in range(10):
-            if not _isinstance(numbers[i], int if i < 7 else (int, float)) or not numbers[i] < _LIMIT:
+            if not _isinstance(numbers[i], int if i < _WHOLE else (int, float)) or not numbers[i] < _LIMIT:
                 from .arguments import refuse_number
 
                 refuse_number(numbers)

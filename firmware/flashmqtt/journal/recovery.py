@@ -238,14 +238,14 @@ class Recovery:
             kind = j._kind
             if keep:
                 copy(self._last, 0, j._page, j._at & 255, _RECORD + j._length)
-                if self._opened and kind & _MOUNT:
+                if self._opened and kind & _CARRIED:
                     self._again(j, sector, j._at, self._last, _RECORD + j._length)
             self._clean = 0
             if kind & _TYPE == _STATE:
                 counts += 1
                 self._clean = kind & _LAST
                 self._mounts += kind >> 6 & 1  # the flag _MOUNT
-            elif kind & _MOUNT:
+            elif kind & _CARRIED:
                 carried += 1
             else:
                 counts += 1
