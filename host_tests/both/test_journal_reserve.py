@@ -186,3 +186,53 @@ def test_begun_message_has_room_beside_held_messages_that_stay(sectors):
                 continue
             journal.extend(bytes(n), n)
             assert journal.length(journal.commit()) == n and journal.held_length(1) == 600
+
+
+def fill_with_held_messages(sectors, sector_bytes, length, rng):
+    """Return a journal that drops the oldest, in which held messages lie among ordinary ones, and that has just dropped some."""
+    journal = Journal(RamRegion(sectors, sector_bytes, 256), DROP_OLDEST)
+    for key in range(1, 2 + rng.below(16)):
+        try:
+            journal.hold(key, bytes(length), length)
+            if key > 1 and not rng.below(8):
+                journal.discard(key - 1)
+            for _ in range(rng.below(3)):
+                journal.append(bytes(200), 200)
+        except StoreFull:
+            break
+    for _ in range(400):
+        try:
+            journal.append(bytes(200), 200)
+        except StoreFull:
+            break
+        if journal.dropped:
+            break
+    return journal
+
+
+@pytest.mark.req("S5")
+@pytest.mark.parametrize("sectors", [5, 6, 7, 8, 10, 12, 16])
+def test_begun_message_is_stored_or_refused_before_anything_is_dropped(sectors):
+    rng = Random(sectors)
+    stored = refused = 0
+    for length in (50, 200, 500, 700):
+        for sector_bytes in (1024, 2048):
+            for n in (233, 600, 1000, 2000):
+                journal = fill_with_held_messages(sectors, sector_bytes, length, rng)
+                dropped = journal.dropped
+                held = journal.held()
+                try:
+                    journal.begin(n)
+                except StoreFull:
+                    assert journal.dropped == dropped
+                    refused += 1
+                    continue
+                for start in range(0, n, 100):
+                    part = min(100, n - start)
+                    journal.extend(bytes(part), part)
+                seq = journal.commit()
+                while journal.low < seq:
+                    journal.finish(journal.low)
+                assert journal.length(seq) == n and journal.held() == held
+                stored += 1
+    assert stored and refused

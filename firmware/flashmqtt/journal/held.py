@@ -253,21 +253,28 @@ class Held:
                 at = _end_of(self._lengths[i], at)
         return at
 
-    def sectors(self) -> int:
-        """Return how many sectors the held messages keep if no other messages are left.
+    def sectors(self, packed: bool) -> int:
+        """Return how many sectors of the chain the held messages need if no other messages are left.
 
-        In a region below 8 sectors they may stay where they are; in a larger one they are carried together into few sectors.
+        packed: count them as carrying puts them together; otherwise as they are now, which carrying never makes more.
         """
         journal = self._journal
-        if journal.region.sectors < 8:
-            kept = 0
-            for sector in range(journal.region.sectors):
-                kept += self.lies_in(sector)
-            return kept
-        end = _HEADER + 4 * min(self.count, _IN_HEADER)
-        for i in range(self.count):
-            end = _end_of(self._lengths[i], end)
-        return (end + self.list_bytes() + _PAGE) // journal._sector_bytes + (1 if self.count else 0)
+        needed = 0
+        stuck = False  # messages can't be carried, so the sectors after them stay on the chain, too
+        at = journal._sector_bytes
+        sector = journal._tail
+        while True:
+            if stuck:
+                needed += 1
+            elif self.lies_in(sector):
+                at = self.carried_end(sector, at)
+                if not packed or not self.fits(at, False):
+                    needed += 1
+                    at = self.carried_end(sector, 0)
+                    stuck = not self.fits(at, True)
+            if sector == journal._head:
+                return needed
+            sector = journal._after[sector]
 
     def list_bytes(self) -> int:
         """Return the most bytes of the lists that don't fit into a header."""

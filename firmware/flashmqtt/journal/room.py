@@ -32,7 +32,7 @@ def may_drop_for(journal: "Any", length: int) -> bool:
     """Return whether a long message fits if all messages are dropped that may be dropped."""
     if journal.policy != DROP_OLDEST:
         return False
-    stays = 0 if journal._held is None else journal._held.sectors()
+    stays = 0 if journal._held is None else journal._held.sectors(False)
     sectors = length // _BODY_MAX // (journal._sector_bytes // _PAGE - 1) + 1
     return not stays or journal._chain + journal._free - stays - 1 - sectors >= journal._reserve
 
@@ -84,8 +84,8 @@ def make_room(journal: "Any", need: int, message: bool) -> None:
     # Drops help if there is room when only held messages, and a message begun in pieces, are left.
     stays = 1 if journal._continued else 0
     if held is not None:
-        stays += held.sectors()
-    may_drop = journal.policy == DROP_OLDEST and floor < journal.next_seq and usable - stays - 1 >= need
+        stays += held.sectors(True)
+    may_drop = journal.policy == DROP_OLDEST and usable - stays - 1 >= need
     if (
         message
         and end <= floor
