@@ -236,3 +236,16 @@ def test_begun_message_is_stored_or_refused_before_anything_is_dropped(sectors):
                 assert journal.length(seq) == n and journal.held() == held
                 stored += 1
     assert stored and refused
+
+
+@pytest.mark.req("S5")
+def test_short_held_messages_in_many_sectors_leave_room_for_a_long_message():
+    journal = Journal(RamRegion(16, 4096, 256), DROP_OLDEST)
+    for key in range(1, 12):
+        journal.hold(key, b"\0\0", 2)
+        for _ in range(15):
+            journal.append(bytes(200), 200)
+    while not journal.dropped:
+        journal.append(bytes(200), 200)
+    journal.append(bytes(9000), 9000)
+    assert len(journal.held()) == 11

@@ -32,7 +32,9 @@ def may_drop_for(journal: "Any", length: int) -> bool:
     """Return whether a long message fits if all messages are dropped that may be dropped."""
     if journal.policy != DROP_OLDEST:
         return False
-    stays = 0 if journal._held is None else journal._held.sectors(False)
+    held = journal._held
+    # Outgoing messages between held ones may make carrying take one sector more.
+    stays = 0 if held is None else min(held.sectors(False), held.sectors(True) + 1)
     sectors = length // _BODY_MAX // (journal._sector_bytes // _PAGE - 1) + 1
     return not stays or journal._chain + journal._free - stays - 1 - sectors >= journal._reserve
 
