@@ -5,10 +5,10 @@ PY := $(VENV)/bin/python
 export PYTHONPATH := $(CURDIR):$(CURDIR)/firmware
 export PYTHONDONTWRITEBYTECODE := 1
 
-READINGS ?= 1000
-CUTS ?= 20
-LINKCUTS ?= 10
-KILLS ?= 3
+override READINGS := $(or $(READINGS),1000)
+override CUTS := $(or $(CUTS),20)
+override LINKCUTS := $(or $(LINKCUTS),10)
+override KILLS := $(or $(KILLS),3)
 SEED ?=
 override BOARD := $(or $(BOARD),auto)
 override PORT := $(or $(PORT),auto)
@@ -25,7 +25,7 @@ help: ## List the targets; their variables are in parentheses, each with a defau
 ##@ First steps
 
 run: setup ## The whole path: a virtual board under power cuts, a real broker, the collector, Spark, the audit (READINGS=1000 CUTS=20 LINKCUTS=10 KILLS=3 SEED=)
-	@$(PY) -m tools.proof.run --readings $(READINGS) --cuts $(CUTS) --link-cuts $(LINKCUTS) --collector-kills $(KILLS) $(if $(SEED),--seed $(SEED))
+	@$(PY) -m tools.proof.run --readings "$(READINGS)" --cuts "$(CUTS)" --link-cuts "$(LINKCUTS)" --collector-kills "$(KILLS)" $(if $(SEED),--seed "$(SEED)")
 
 test: setup ## Run the tests on CPython and MicroPython, in several processes (PYTEST_ARGS="host_tests/docs -x"; "-n 0 ...": one process)
 	@$(PY) -m pytest -n auto $(PYTEST_ARGS)
@@ -36,22 +36,22 @@ setup: ## Install everything into .venv (the other targets do this themselves)
 ##@ A board
 
 deploy: setup ## Install the application on a board and wait for its first reading (BOARD=auto: ask the board, or BOARD_FILE=your/board.py; PORT=auto; DRY=1: only show what would be done; YES=1: don't ask; PLAIN=1: keep all names)
-	@$(PY) -m tools.deploy deploy --board $(BOARD) $(if $(BOARD_FILE),--board-file "$(BOARD_FILE)") --port $(PORT) $(if $(DRY),--dry-run) $(if $(PLAIN),--plain) $(if $(YES),--yes)
+	@$(PY) -m tools.deploy deploy --board "$(BOARD)" $(if $(BOARD_FILE),--board-file "$(BOARD_FILE)") --port "$(PORT)" $(if $(DRY),--dry-run) $(if $(PLAIN),--plain) $(if $(YES),--yes)
 
 monitor: setup ## Show the board's output until Ctrl-C (PORT=auto; PLAIN=1: if it was deployed with PLAIN=1)
-	@$(PY) -m tools.deploy monitor --port $(PORT) $(if $(PLAIN),--plain)
+	@$(PY) -m tools.deploy monitor --port "$(PORT)" $(if $(PLAIN),--plain)
 
 backup: setup ## Copy all files and the journal of the board into backups/ (PORT=auto)
-	@$(PY) -m tools.deploy backup --port $(PORT)
+	@$(PY) -m tools.deploy backup --port "$(PORT)"
 
 wipe: setup ## Remove flashmqtt's files from the board, after asking (PORT=auto; YES=1: don't ask; JOURNAL=1: also the stored messages)
-	@$(PY) -m tools.deploy wipe --port $(PORT) $(if $(YES),--yes) $(if $(JOURNAL),--journal)
+	@$(PY) -m tools.deploy wipe --port "$(PORT)" $(if $(YES),--yes) $(if $(JOURNAL),--journal)
 
 dump: setup ## Show the contents of a journal: of the board (PORT=auto; FROM= is the same), of an image or a backup (IMAGE=flash.bin); ALL=1: also finished messages
 	@$(PY) -m tools.journal dump $(if $(IMAGE),"$(IMAGE)",--board "$(or $(FROM),$(PORT))") $(if $(ALL),--all)
 
 virtual-board: setup ## Start a virtual Pico W on a serial port, for mpremote and deploy (WIFI=network:password that its radio finds; BOARD=esp32, pico2_w ...; DIR=build/board: its flash, for each board another folder)
-	@$(PY) -m tools.virtual_board.device $(if $(DIR),--directory "$(DIR)") $(if $(filter-out auto,$(BOARD)),--board $(BOARD)) $(if $(WIFI),--wifi "$(WIFI)")
+	@$(PY) -m tools.virtual_board.device $(if $(DIR),--directory "$(DIR)") $(if $(filter-out auto,$(BOARD)),--board "$(BOARD)") $(if $(WIFI),--wifi "$(WIFI)")
 
 image: setup ## Build a MicroPython image with flashmqtt frozen (BOARD=pico_w MICROPYTHON=path; see boards/IMAGES.md for APP=1 JOURNAL=1 NODRIVERS=1 ROMFS=KB MANIFEST=file USER_C_MODULES=file OUT=folder)
 	@$(PY) -m tools.deploy.image --board "$(BOARD)" --micropython "$(MICROPYTHON)" $(if $(APP),--app) $(if $(JOURNAL),--journal) $(if $(NODRIVERS),--no-drivers) $(if $(ROMFS),--romfs $(ROMFS)) $(if $(MANIFEST),--manifest "$(MANIFEST)") $(if $(USER_C_MODULES),--user-c-modules "$(USER_C_MODULES)") $(if $(OUT),--output "$(OUT)")
@@ -68,7 +68,7 @@ report: setup ## Write the fleet's HTML page (OUT=tables)
 	@$(PY) -m tools.pipeline.report --out $(if $(OUT),"$(OUT)")
 
 dashboard: setup ## Serve the page while the pipeline runs; the page refreshes itself (OUT=tables PORT=9106)
-	@$(PY) -m tools.pipeline.dashboard --out $(if $(OUT),"$(OUT)") $(if $(filter-out auto,$(PORT)),--port $(PORT))
+	@$(PY) -m tools.pipeline.dashboard --out $(if $(OUT),"$(OUT)") $(if $(filter-out auto,$(PORT)),--port "$(PORT)")
 
 verdict: setup ## Check that every message is in the tables exactly once; needs no Spark, works while the pipeline runs (OUT=tables; ARGS="--accept quarantine")
 	@$(PY) -m tools.pipeline.verdict --out $(if $(OUT),"$(OUT)") $(ARGS)
@@ -119,10 +119,10 @@ wakes: setup ## Wake a sleeping board 500 times, half of them without a network
 	@$(PY) -m tools.proof.wakes --wakes 500
 
 soak: setup ## Run a fleet under all faults at once, up to the audit; check that memory is flat and flash wear even (MINUTES=60 BOARDS=10 SEED=)
-	@$(PY) -m tools.proof.soak --minutes $(or $(MINUTES),60) --boards $(or $(BOARDS),10) $(if $(SEED),--seed $(SEED))
+	@$(PY) -m tools.proof.soak --minutes $(or $(MINUTES),60) --boards $(or $(BOARDS),10) $(if $(SEED),--seed "$(SEED)")
 
 mutation: setup ## Change one place of the code at a time: does a test fail? Prints those that live (SAMPLE=40 of each area; SEED= AREAS="session journal codec pipeline")
-	@$(PY) -m tools.proof.mutation $(if $(SAMPLE),--sample $(SAMPLE)) $(if $(SEED),--seed $(SEED)) $(if $(AREAS),--areas $(AREAS))
+	@$(PY) -m tools.proof.mutation $(if $(SAMPLE),--sample $(SAMPLE)) $(if $(SEED),--seed "$(SEED)") $(if $(AREAS),--areas $(AREAS))
 
 vectors: setup ## Check the packet vectors against a second implementation's codec (needs Node.js with npm)
 	@$(PY) -m tools.proof.check.vectors --check

@@ -292,7 +292,7 @@ def test_help_names_every_variable_of_a_target():
         assert [name for name in sorted(taken) if f"{name}=" not in text] == [], target
 
 
-def test_make_passes_a_folder_with_blanks_as_one_word_and_an_empty_port_as_auto():
+def test_make_passes_a_value_with_blanks_as_one_word_and_an_empty_variable_as_its_default():
     def recipe(*words):
         command = ["make", "-n", "-o", "setup", *words]
         ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
@@ -301,7 +301,10 @@ def test_make_passes_a_folder_with_blanks_as_one_word_and_an_empty_port_as_auto(
     for target in ("report", "dashboard", "verdict", "check-tables", "sink", "compact", "forget"):
         assert "my tables" in recipe(target, "OUT=my tables"), target
     for target in ("deploy", "monitor", "backup", "wipe", "dump"):
-        assert "auto" in recipe(target, "PORT=") and "/dev/x" in recipe(target, "PORT=/dev/x"), target
+        assert "auto" in recipe(target, "PORT=") and "/dev/x y" in recipe(target, "PORT=/dev/x y"), target
+    for target in ("deploy", "virtual-board"):
+        assert "pico w" in recipe(target, "BOARD=pico w"), target
+    assert "1000" in recipe("run", "READINGS=") and recipe("run", "SEED=") == recipe("run")
 
 
 def test_every_make_variable_in_the_documents_exists():
