@@ -63,6 +63,7 @@ KINDS: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
 }
 SENSOR_KEYS = ("kind", "name", "qos", "interval_ms")
 SENSOR_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9\-:./_]*")  # RFC 8428, 4.5.1
+CONTROL = re.compile(r"[\x01-\x1f\x7f-\x9f]")
 COUNTRY = re.compile(r"([A-Za-z]{2})?")
 LINE = re.compile(r"\(at line (\d+),")
 # The words by which an error of tomllib begins -> what to do.
@@ -84,6 +85,10 @@ def _read(path: Path) -> dict:
         return tomllib.loads(text)
     except ValueError as error:  # also for invalid UTF-8
         raise ConfigurationError(f"{path.name} is not TOML: {error}{_toml_hint(text, str(error))}") from None
+    except RecursionError:
+        raise ConfigurationError(
+            f"{path.name} is not TOML for a board: its lists or tables are nested too deeply"
+        ) from None
     except OSError as error:
         raise ConfigurationError(f"{path.name} can't be read: {error.strerror}") from None
 
@@ -154,7 +159,7 @@ def _tls(name: str, folder: Path, content: dict) -> dict:
                     "it has to be true or false; broker.ca is the key for the authority's file"
                 )
             found[key] = value
-        elif not isinstance(value, str):
+        elif not isinstance(value, str) or "\0" in value:
             raise ConfigurationError(f"{name}: broker.{key}: {value!r} is not allowed; it has to be the name of a file")
         elif value:
             found[key] = folder / value
@@ -250,11 +255,15 @@ def _check_texts(config: dict) -> None:
         )
     if len(config["ssid"].encode()) > 32:
         raise ConfigurationError(f"wifi.ssid: {config['ssid']!r} is too long: it has at most 32 bytes in UTF-8")
-    for key, text in (("device.id", config["device"]), ("home_assistant.discovery", config["discovery"])):
+    parts = (("device.id", config["device"]), ("home_assistant.discovery", config["discovery"]))
+    for key, text in parts:
         if set(text) & set("+#\0"):
             raise ConfigurationError(
                 f"{key}: {text!r} is not allowed: it is a part of topics, which can't contain +, # or NUL"
             )
+    for key, text in (("broker.user", config["user"]), *parts):
+        if CONTROL.search(text):
+            raise ConfigurationError(f"{key}: {text!r} is not allowed: brokers refuse control characters (MQTT 3.1.1, 1.5.3)")
 
 
 def _is_ipv6(text: str) -> bool:
