@@ -1,6 +1,7 @@
 """`make deploy` against the virtual board: real mpremote, a real broker, a delivered reading; and its failures."""
 
 import contextlib
+import errno
 import io
 import itertools
 import json
@@ -685,6 +686,91 @@ class Terminal:
 
 
 TICKS = b"import time\nn = 0\nwhile True:\n    print('tick', n)\n    n += 1\n    time.sleep_ms(50)\n"
+
+RUNNING = b"# flashmqtt\nimport os\nassert 'deploying' not in os.listdir()\n" + TICKS
+
+
+@pytest.mark.parametrize("words", [("backup",), ("wipe",), ("dump",)], ids=lambda words: words[0])
+@pytest.mark.req("B3")
+def test_board_runs_on_after_a_command_that_was_stopped_or_failed(tmp_path, monkeypatch, words):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    with Device(tmp_path / "board") as device:
+        with Link(device.path) as link:
+            link.put("/main.py", RUNNING)
+            if words == ("dump",):
+                link.put("/board.py", b"def journal_region(sectors):\n    while True: print('-')\n")
+        real = Link.run
+
+        def run_or_stop(link: Link, script: str, timeout_s: float = 30) -> str:
+            if script == journal_image.READ_REGION:  # Ctrl-C while the board prints
+                link._board.exec_raw_no_follow(script)
+                time.sleep(0.3)
+                raise KeyboardInterrupt
+            return real(link, script, timeout_s)
+
+        monkeypatch.setattr(Link, "run", run_or_stop)
+        monkeypatch.setattr(Link, "get", interrupt)
+        monkeypatch.setattr(deploy, "ask", interrupt)
+        since = len(device.console)
+        if words == ("dump",):
+            with pytest.raises(KeyboardInterrupt):
+                journal_image.from_board(device.path)
+        else:
+            more = ("--output", str(tmp_path / "kept")) if words == ("backup",) else ()
+            assert run(*words, "--port", device.path, *more)[0] == 130
+        device.wait_for(b"tick 2", since=since)
+
+
+@pytest.mark.req("B3")
+def test_board_that_does_not_come_back_after_a_reset_is_named(tmp_path, monkeypatch):
+    def away(link: Link) -> None:
+        link.close()
+        raise DeployFailed("it is gone")
+
+    with Device(tmp_path / "board") as device:
+        with Link(device.path) as link:
+            link.put("/main.py", RUNNING)
+        monkeypatch.setattr(Link, "reset", away)
+        assert run("backup", "--port", device.path)[::2] == (1, "backup: it is gone\n")
+
+
+@pytest.mark.req("B3")
+def test_backup_that_was_stopped_is_not_taken_for_a_whole_one(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with Device(tmp_path / "board") as device:
+        with Link(device.path) as link:
+            link.put("/one", b"1")
+        monkeypatch.setattr(Link, "get", full)
+        status, _, complaints = run("backup", "--port", device.path, "--output", str(tmp_path / "kept"))
+        assert status == 1 and complaints.startswith("backup: ") and "No space left on device" in complaints
+        assert list((tmp_path / "kept").iterdir()) == []
+
+
+@pytest.mark.parametrize("command", ["backup", "dump", "deploy --dry-run", "wipe"])
+@pytest.mark.req("B3")
+def test_unfinished_deployment_stays_marked_until_it_is_finished(tmp_path, monkeypatch, command):
+    config = write_configuration(tmp_path / "config", 1)
+    with Device(tmp_path / "board") as device:
+        with Link(device.path) as link:
+            link.put("/main.py", build.sources("pico_w")["/main.py"].read_bytes())
+            link.put("/board.py", (ROOT / "boards/rp2/board.py").read_bytes())
+            link.run("open('/deploying', 'w').close()")
+        since = len(device.console)
+        if command == "dump":
+            monkeypatch.setattr(journal_image, "READ_REGION", "print(4096)")
+            assert journal_image.from_board(device.path) == (b"", 4096)
+        else:
+            monkeypatch.setattr(deploy, "ask", lambda *_: False)
+            more = {"backup": ["--output", str(tmp_path / "kept")], "wipe": []}.get(command, ["--config", str(config)])
+            run(*command.split(), "--port", device.path, *more)
+        device.wait_for(b"deployment: unfinished", since=since)
+        time.sleep(0.2)
+        with Link(device.path) as link:
+            assert "deploying" in link.literal("import os; print(os.listdir('/'))")
 
 
 @pytest.mark.req("B3")

@@ -8,13 +8,15 @@ main.py is the last. So a board with half of the files starts to its REPL, never
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import re
+import shutil
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from hashlib import sha256
 from pathlib import Path
 from typing import TypeVar
@@ -22,6 +24,7 @@ from typing import TypeVar
 from app.configuration import ConfigurationError
 from tools.bootstrap import ROOT
 from tools.command import ended, folder, number, progress_bar, report_line
+from tools.command import explained as reason_of
 from tools.deploy import build, certificates, configuration, ports, romfs
 from tools.deploy.errors import DeployFailed
 from tools.deploy.image import digest, texts
@@ -254,6 +257,26 @@ def stop_program(link: Link, found: dict) -> None:
     link.stop()
 
 
+def restart(link: Link, found: dict) -> None:
+    """Start the board's program again, if a command other than `deploy` stopped it. An unfinished deployment stays marked."""
+    if DEPLOYING.lstrip("/") in found["files"]:
+        link.reset()
+    else:
+        start_program(link)
+
+
+@contextlib.contextmanager
+def restarted_on_error(link: Link, found: dict) -> Iterator[None]:
+    """Start the board's program again if the block fails or Ctrl-C ends it."""
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(DeployFailed):
+            link.stop()  # it may still run what it was sent
+            restart(link, found)
+        raise
+
+
 def foreign_files(link: Link, found: dict) -> list[str]:
     """Return the names of other programs' files that would be replaced."""
     # `with`: otherwise the garbage collector closes the file, perhaps in the middle of the file system's next write.
@@ -279,34 +302,30 @@ def deploy(arguments: argparse.Namespace) -> None:
         board = "" if arguments.board_file else which_board(found, arguments.board, path)
         march = build.architecture(found["mpy"])
         foreign = retry_after_reset(link, lambda: foreign_files(link, found))
-        if not foreign:
-            stop_program(link, found)  # at once: a running watchdog resets the board within seconds
-        image = {**files_of(found, board, march, arguments), **wanted}
-        image, rom, rom_block = for_rom(link, image)
-        there = present(link)
-        copy, remove = plan(image, there)
-        if "/board.mpy" in there and "/board.mpy" not in image:
-            remove.append("/board.mpy")  # MicroPython would import it instead of the frozen one
-        if "board.py" in found["files"] and "board.py" not in foreign:
-            remove.append("/board.py")  # MicroPython would import it instead of /board.mpy
-        size = sum(len(image[name]) for name in copy)
-        new = sum(name not in there for name in copy)
-        unchanged = len(image) - len(copy)
-        report_line(
-            "files",
-            f"{len(image)}: {new} new, {len(copy) - new} changed, {unchanged} as they are; {size / 1000:.1f} KB to copy",
-        )
-        try:
+        with contextlib.nullcontext() if foreign else restarted_on_error(link, found):
+            if not foreign:
+                stop_program(link, found)  # at once: a running watchdog resets the board within seconds
+            image = {**files_of(found, board, march, arguments), **wanted}
+            image, rom, rom_block = for_rom(link, image)
+            there = present(link)
+            copy, remove = plan(image, there)
+            if "/board.mpy" in there and "/board.mpy" not in image:
+                remove.append("/board.mpy")  # MicroPython would import it instead of the frozen one
+            if "board.py" in found["files"] and "board.py" not in foreign:
+                remove.append("/board.py")  # MicroPython would import it instead of /board.mpy
+            size = sum(len(image[name]) for name in copy)
+            new = sum(name not in there for name in copy)
+            changed, unchanged = len(copy) - new, len(image) - len(copy)
+            report_line(
+                "files",
+                f"{len(image)}: {new} new, {changed} changed, {unchanged} as they are; {size / 1000:.1f} KB to copy",
+            )
             found["free"] += freed_bytes(link, remove)
             check_room(found, config, sum(_blocks(len(image[name])) for name in copy if name not in there))
             for name in () if arguments.dry_run else foreign:
                 question = f"The board has a {name} that is not flashmqtt's. Rename it to {name}.before and continue?"
                 if not ask(question, arguments.yes):
                     raise DeployFailed("Stopped; nothing was changed.")
-        except DeployFailed:
-            if not foreign:
-                start_program(link)
-            raise
         if arguments.dry_run:
             for name in copy:
                 report_line("", f"{'copy' if name not in there else 'replace'} {name} ({len(image[name])} bytes)")
@@ -317,7 +336,7 @@ def deploy(arguments: argparse.Namespace) -> None:
             report_line("config", json.dumps(configuration.shown(config), ensure_ascii=False))
             report_line("dry run", "nothing was changed")
             if not foreign:
-                start_program(link)
+                restart(link, found)
             return
         if foreign:
             stop_program(link, found)
@@ -484,20 +503,25 @@ def backup(arguments: argparse.Namespace) -> None:
     path = ports.find(arguments.port)
     with Link(path) as link:
         found = probe(link)
-        stop_program(link, found)
-        files = present(link, tuple(f"/{name}" for name in found["files"]), timeout_s=300)
-        folder = (arguments.output or ROOT / "backups") / time.strftime("%Y%m%d-%H%M%S")
-        folder.mkdir(parents=True)
-        folder.chmod(0o700)
-        for name in progress_bar(sorted(files), unit=" files"):
-            target = folder / name.lstrip("/")
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(link.get(name))
+        with restarted_on_error(link, found):
+            stop_program(link, found)
+            files = present(link, tuple(f"/{name}" for name in found["files"]), timeout_s=300)
+            folder = (arguments.output or ROOT / "backups") / time.strftime("%Y%m%d-%H%M%S")
+            folder.mkdir(parents=True)
+            try:
+                folder.chmod(0o700)
+                for name in progress_bar(sorted(files), unit=" files"):
+                    target = folder / name.lstrip("/")
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    target.write_bytes(link.get(name))
+            except BaseException:
+                shutil.rmtree(folder, ignore_errors=True)  # a part of a backup would be taken for a whole one
+                raise
         report_line("backup", f"{len(files)} files of the {found['machine']} in {os.path.relpath(folder)}")
         secret = [name for name in ("config.json", "tls/key.pem") if f"/{name}" in files]
         if secret:
             report_line("", f"secrets are in {' and '.join(secret)}: keep the folder private")
-        start_program(link)
+        restart(link, found)
 
 
 def wipe(arguments: argparse.Namespace) -> None:
@@ -508,15 +532,10 @@ def wipe(arguments: argparse.Namespace) -> None:
         what = "flashmqtt, the application and its configuration" + (
             " and the journal, with messages that are not yet delivered" if arguments.journal else ""
         )
-        stop_program(link, found)
-        try:
-            agreed = ask(f"Remove {what} from the {found['machine']} on {path}?", arguments.yes)
-        except DeployFailed:
-            start_program(link)
-            raise
-        if not agreed:
-            start_program(link)
-            raise DeployFailed("Stopped; nothing was changed.")
+        with restarted_on_error(link, found):
+            stop_program(link, found)
+            if not ask(f"Remove {what} from the {found['machine']} on {path}?", arguments.yes):
+                raise DeployFailed("Stopped; nothing was changed.")
         roots = [*OURS, *SINGLE, *UNFINISHED, *(["/journal"] if arguments.journal else []), DEPLOYING]
         link.run(
             "import os\n"
@@ -589,6 +608,11 @@ def main(argv: list[str] | None = None) -> int:
             arguments.act(arguments)
         except (DeployFailed, ConfigurationError) as failed:
             print(f"{arguments.command}: {failed}", file=sys.stderr)
+            return 1
+        except BrokenPipeError:
+            raise  # see `ended`
+        except OSError as error:
+            print(f"{arguments.command}: {reason_of(error)}", file=sys.stderr)
             return 1
         return 0
 

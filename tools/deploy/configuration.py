@@ -263,7 +263,9 @@ def _check_texts(config: dict) -> None:
             )
     for key, text in (("broker.user", config["user"]), *parts):
         if CONTROL.search(text):
-            raise ConfigurationError(f"{key}: {text!r} is not allowed: brokers refuse control characters (MQTT 3.1.1, 1.5.3)")
+            raise ConfigurationError(
+                f"{key}: {text!r} is not allowed: brokers refuse control characters (MQTT 3.1.1, 1.5.3)"
+            )
 
 
 def _is_ipv6(text: str) -> bool:

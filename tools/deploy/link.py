@@ -150,7 +150,8 @@ class Link:
 
     @property
     def _board(self) -> _Transport:
-        assert self._transport is not None, "the port is not open"
+        if self._transport is None:  # it did not appear again after a reset
+            raise self._gone()
         return self._transport
 
     def _open(self) -> None:

@@ -6,7 +6,7 @@ import binascii
 from pathlib import Path
 
 from tools.command import explained
-from tools.deploy.__main__ import probe, retry_after_reset, start_program, stop_program
+from tools.deploy.__main__ import probe, restart, restarted_on_error, retry_after_reset, stop_program
 from tools.deploy.errors import DeployFailed
 from tools.deploy.link import BoardSaid, Link
 from tools.deploy.ports import find
@@ -54,15 +54,16 @@ def from_board(port: str) -> tuple[bytes, int]:
         DeployFailed: the board does not answer, or has no journal.
     """
     with Link(find(port)) as link:
-        stop_program(link, probe(link))
-        try:
-            size, *pages = retry_after_reset(link, lambda: link.run(READ_REGION, BOARD_DEADLINE_S)).split()
-        except BoardSaid as said:
-            if "no module named 'board'" in str(said):
-                raise DeployFailed(
-                    "The board has no board.py, so no journal is known there: `make deploy` first"
-                ) from said
-            raise
-        finally:
-            start_program(link)
+        found = probe(link)
+        with restarted_on_error(link, found):
+            stop_program(link, found)
+            try:
+                size, *pages = retry_after_reset(link, lambda: link.run(READ_REGION, BOARD_DEADLINE_S)).split()
+            except BoardSaid as said:
+                if "no module named 'board'" in str(said):
+                    raise DeployFailed(
+                        "The board has no board.py, so no journal is known there: `make deploy` first"
+                    ) from said
+                raise
+        restart(link, found)
     return b"".join(b"\xff" * 256 if page == "-" else binascii.a2b_base64(page) for page in pages), int(size)
