@@ -129,6 +129,34 @@ def test_wrong_argument_is_named(line, capsys):
     assert name in last and wrong in last
 
 
+@pytest.mark.parametrize(
+    ("line", "error"),
+    [
+        ("virtual_board.device --directory /proc/x", "virtual-board: /proc/x: No such file or directory"),
+        ("journal dump /nothing", "dump: /nothing: No such file or directory: check the path"),
+        ("deploy.image --board pico --micropython /nothing", "image: MICROPYTHON=/nothing is not a folder"),
+        ("deploy.image --board auto --micropython x", "image: BOARD=name is missing; known boards: pico,"),
+        ("deploy.image --board nano --micropython x", "image: BOARD=nano is unknown; known boards: pico,"),
+        ("deploy.release --into /proc/x", "release: /proc/x"),
+        ("deploy backup --port /dev/null --output x", "backup: /dev/null is not a serial port"),
+        ("proof.check.size --runs", "size: FLASHMQTT_FROZEN32: /nothing is not a file; give an interpreter's path"),
+    ],
+)
+def test_failure_is_one_line_that_begins_with_the_commands_name(line, error):
+    module, *words = line.split()
+    ran = subprocess.run(
+        [sys.executable, "-m", f"tools.{module}", *words],
+        cwd=ROOT,
+        env={**os.environ, "FLASHMQTT_FROZEN32": "/nothing"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert ran.returncode == (1 if module == "deploy" else 2)
+    assert ran.stderr.startswith(error) and ran.stderr.count("\n") == 1
+
+
 def run_unread(*words: str) -> subprocess.CompletedProcess[str]:
     """Run Python; its standard output is a pipe whose reading end is closed."""
     reading, writing = os.pipe()

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from flashmqtt import __version__
 from tools.bootstrap import ROOT
-from tools.command import Failure, ended, folder, number, report_line
+from tools.command import Failure, ended, folder, named, number, report_line
 from tools.deploy import build
 
 DEFINITION = ROOT / "boards" / "rp2" / "definition"
@@ -401,6 +401,7 @@ def optional_path(text: str) -> Path | None:
     return Path(text).expanduser() if text else None
 
 
+@named("image")
 def main(argv: list[str] | None = None) -> int:
     """Run the command; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m tools.deploy.image", description=__doc__.splitlines()[0])
@@ -419,17 +420,15 @@ def main(argv: list[str] | None = None) -> int:
     add("--jobs", type=number(int, 1, 64), default=os.cpu_count() or 1, help="compilers at the same time")
     wanted = parser.parse_args(argv, Wanted())
 
-    def act() -> int:
-        if wanted.board not in CHIPS:
-            raise Failure(f"BOARD={wanted.board} is unknown; known boards: {', '.join(CHIPS)}.")
-        if not wanted.micropython:
-            raise Failure("MICROPYTHON=path is missing: the folder with MicroPython's sources.")
-        wanted.micropython = wanted.micropython.resolve()
-        report_heap(wanted, built(wanted))
-        return 0
-
-    return ended(act, stopped="stopped; the next run continues with what was built")
+    if wanted.board not in CHIPS:
+        problem = "BOARD=name is missing" if wanted.board == "auto" else f"BOARD={wanted.board} is unknown"
+        raise Failure(f"{problem}; known boards: {', '.join(CHIPS)}.")
+    if not wanted.micropython:
+        raise Failure("MICROPYTHON=path is missing: the folder with MicroPython's sources.")
+    wanted.micropython = wanted.micropython.resolve()
+    report_heap(wanted, built(wanted))
+    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(ended(main, stopped="stopped; the next run continues with what was built"))

@@ -26,7 +26,7 @@ from pathlib import Path
 
 from flashmqtt import __version__
 from tools.bootstrap import ROOT
-from tools.command import ended, folder
+from tools.command import ended, folder, named
 from tools.deploy import package
 from tools.deploy.build import HOST_ONLY, MPY_VERSION, library, packed, write_files
 from tools.deploy.errors import DeployFailed
@@ -136,7 +136,8 @@ def release(target: Path, say=print) -> None:
             say(f"release: {path.name}")
 
 
-def main() -> int:
+@named("release")
+def main(argv: list[str] | None = None) -> int:
     """Run the command; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m tools.deploy.release", description=__doc__.splitlines()[0])
     parser.add_argument(
@@ -145,7 +146,7 @@ def main() -> int:
         default=ROOT / "dist",
         help="the folder (default: dist); an earlier release in it is deleted",
     )
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(argv)
     try:
         release(arguments.into)
     except DeployFailed as error:

@@ -12,12 +12,12 @@ import argparse
 import sys
 from pathlib import Path
 
-from tools.command import ended, number
-from tools.deploy.errors import DeployFailed
+from tools.command import ended, named, number
 from tools.journal.image import from_board, from_file
 from tools.journal.report import report
 
 
+@named("dump")
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line."""
     parser = argparse.ArgumentParser(prog="python -m tools.journal", description=(__doc__ or "").split("\n\n", 1)[0])
@@ -41,4 +41,4 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(ended(main, DeployFailed, stopped="stopped"))
+    sys.exit(ended(main, stopped="stopped"))

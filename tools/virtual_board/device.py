@@ -27,7 +27,7 @@ from zlib import crc32
 
 from tools import children
 from tools.bootstrap import ROOT
-from tools.command import folder
+from tools.command import ended, folder, named
 from tools.flashsim.tear import tear
 
 BOARDS = ("pico_w", "pico2_w", "w5500_evb_pico", "esp32", "esp32_s3", "esp32_c3")
@@ -331,14 +331,15 @@ def network(text: str) -> str:
     return text
 
 
-def main() -> int:
+@named("virtual-board")
+def main(argv: list[str] | None = None) -> int:
     """Run a board until Ctrl-C."""
     usual = ROOT / "build" / "board"
     parser = argparse.ArgumentParser(prog="python -m tools.virtual_board.device", description=__doc__.splitlines()[0])
     parser.add_argument("--directory", type=folder, default=usual, help="folder of the board's flash")
     parser.add_argument("--board", choices=BOARDS, default="pico_w", help="the kind of board")
     parser.add_argument("--wifi", type=network, default="", help="NETWORK:PASSWORD that its radio finds")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(argv)
     board, directory = arguments.board, arguments.directory.resolve()
     directory.mkdir(parents=True, exist_ok=True)
     lock = os.open(directory, os.O_RDONLY)
@@ -362,4 +363,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(ended(main, stopped="stopped"))

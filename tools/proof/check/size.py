@@ -20,9 +20,9 @@ import tempfile
 import time
 from pathlib import Path
 
+from tools import command
 from tools.bootstrap import ROOT
 from tools.broker import Broker
-from tools.command import ended
 from tools.deploy import build
 from tools.flashsim.pico import littlefs_image
 from tools.proof.bench import figures as documents
@@ -315,17 +315,21 @@ def tell(now: dict) -> None:
 
 def named(variable: str) -> Path | None:
     """Return the interpreter that an environment variable names: a 32-bit unix port, for FROZEN32 one with the library frozen."""
-    return Path(os.environ[variable]) if os.environ.get(variable) else None
+    path = os.environ.get(variable)
+    if path and not Path(path).is_file():
+        raise command.Failure(f"{variable}: {path} is not a file; give an interpreter's path")
+    return Path(path) if path else None
 
 
-def main() -> int:
+@command.named("size")
+def main(argv: list[str] | None = None) -> int:
     """Measure, print, compare; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m tools.proof.check.size", description=__doc__.splitlines()[0])
     parser.add_argument(
         "--runs", action="store_true", help="run the programs against a broker, and print their modules"
     )
     parser.add_argument("--write", action="store_true", help="write these figures into the ledger")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(argv)
     interpreter32, frozen32 = named("FLASHMQTT_MICROPYTHON32"), named("FLASHMQTT_FROZEN32")
     now = measured(interpreter32)
     if arguments.runs:
@@ -351,4 +355,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(ended(main, OSError))
+    sys.exit(command.ended(main))
