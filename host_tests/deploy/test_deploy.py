@@ -13,6 +13,7 @@ import sys
 import termios
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import serial
@@ -420,6 +421,45 @@ def test_custom_board_from_the_template_delivers_a_reading(tmp_path):
         words = ("--board-file", str(own), "--port", device.path, "--config", str(config), "--timeout", "120")
         status, printed, complaints = run("deploy", *words)
         assert status == 0 and "delivered" in printed, printed + complaints
+
+
+@pytest.mark.req("B1")
+def test_custom_board_from_the_template_joins_again_if_an_attempt_fails(monkeypatch):
+    (template,) = re.findall(
+        r"^```python\n(.*?)^```", (ROOT / "boards/README.md").read_text(), re.MULTILINE | re.DOTALL
+    )
+    now, calls, joined = [1000], [], [False]
+    wlan = SimpleNamespace(
+        active=lambda on: calls.append(on), connect=lambda *words: calls.append(words), isconnected=lambda: joined[0]
+    )
+    network = SimpleNamespace(WLAN=lambda _: wlan, STA_IF=0)
+    monkeypatch.setitem(sys.modules, "network", network)
+    monkeypatch.setitem(sys.modules, "machine", SimpleNamespace(WDT=None))
+    monkeypatch.setattr(time, "ticks_ms", lambda: now[0], raising=False)
+    monkeypatch.setattr(time, "ticks_diff", lambda a, b: a - b, raising=False)
+    board: dict = {}
+    exec(template, board)
+    logged: list[str] = []
+
+    def up() -> bool:
+        return board["network_up"]("home", "secret", "AT", logged.append)
+
+    assert not board["network_up"]("", "", "") and calls == []
+    assert not up() and calls[-1] == ("home", "secret") and logged == ["network: joining home"]
+    attempts = len(calls)
+    now[0] += 19_000
+    assert not up() and len(calls) == attempts
+    now[0] += 2_000
+    assert not up() and calls[attempts:] == [False, True, ("home", "secret")]  # a connect() during an attempt may raise
+    joined[0] = True
+    assert up()
+    now[0] += 60_000
+    joined[0] = False
+    attempts = len(calls)
+    assert not up() and calls[attempts:] == [False, True, ("home", "secret")]
+    board["network_down"]()
+    attempts = len(calls)
+    assert not up() and len(calls) > attempts
 
 
 @pytest.mark.parametrize("board", ["rp2", "pico2_w", "w5500_evb_pico", "esp32", "esp32_s3", "esp32_c3"])
