@@ -485,6 +485,15 @@ def test_contract_check_passes_on_the_board(tmp_path, board):
     assert ran.stdout.splitlines()[-1] == "the board keeps the contract", ran.stdout
 
 
+def test_every_board_is_a_virtual_one_and_is_in_the_documents():
+    assert set(virtual.BOARDS) == set(build.BOARDS)
+    power_on = (ROOT / "tools/virtual_board/power_on.py").read_text()
+    for board in build.BOARDS:
+        assert f'    "{"rp2" if board == "pico_w" else board}": (' in power_on, board
+        for page in ("boards/README.md", "boards/IMAGES.md"):
+            assert f"`{board}`" in (ROOT / page).read_text(), (page, board)
+
+
 @pytest.mark.parametrize("board", ["pico2_w", "w5500_evb_pico", "esp32_s3", "esp32_c3"])
 @pytest.mark.req("B1", "B3")
 def test_deployment_to_each_board_ends_with_a_delivered_reading(tmp_path, board):

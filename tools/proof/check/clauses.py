@@ -129,7 +129,7 @@ def main() -> int:
         for one, why in book.left.items():
             print(f"{one[0]:5} {one[1]:14} left    {why}")
     for where in strange:
-        print(f"no such statement: {where}")
+        print(f"no such statement in host_tests/clauses.toml: {where}")
     return 1 if failed or strange else 0
 
 

@@ -45,7 +45,7 @@ def main() -> int:
     known = {rule for entries in rules.values() for rule in entries}
     unknown = sorted((cpython.keys() | micropython.keys()) - known)
     if unknown:
-        print(f"tests name rules that do not exist: {', '.join(unknown)}")
+        print(f"tests name rules that are not in host_tests/requirements.toml: {', '.join(unknown)}")
     if unproved:
         print(f"unproved: {', '.join(unproved)}")
     return 1 if unproved or unknown else 0
