@@ -246,6 +246,25 @@ def test_second_board_in_one_folder_is_refused_and_one_in_another_folder_has_ano
 
 
 @pytest.mark.req("B3")
+@pytest.mark.req("B3")
+def test_folder_of_another_kind_of_board_is_named(tmp_path):
+    folder = tmp_path / "my board"
+    with Device(folder):
+        pass
+    before = (folder / "flash.bin").read_bytes()
+    ran = subprocess.run(
+        [sys.executable, "-m", "tools.virtual_board.device", "--board", "esp32", "--directory", str(folder)],
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
+    assert (ran.returncode, ran.stdout) == (2, "")
+    assert ran.stderr.startswith(f"virtual-board: the board in {folder} does not start: ValueError: flash.bin: not ")
+    assert "DIR=" in ran.stderr and ran.stderr.count("\n") == 1
+    assert (folder / "flash.bin").read_bytes() == before
+
+
 @pytest.mark.parametrize("wifi", ["home", ":secret12"])
 def test_network_without_a_name_or_a_password_is_refused(wifi):
     ran = subprocess.run([*COMMAND, "--wifi", wifi], capture_output=True, text=True, cwd=ROOT, timeout=PATIENCE_S)

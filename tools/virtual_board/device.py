@@ -27,7 +27,7 @@ from zlib import crc32
 
 from tools import children
 from tools.bootstrap import ROOT
-from tools.command import ended, folder, named
+from tools.command import Failure, ended, folder, named
 from tools.flashsim.tear import tear
 
 BOARDS = ("pico_w", "pico2_w", "w5500_evb_pico", "esp32", "esp32_s3", "esp32_c3")
@@ -39,6 +39,7 @@ CTRL_C = b"\x03"
 INTERRUPT_S = 1.0
 RAW_BANNER = b"raw REPL; CTRL-B to exit\r\n"
 READY = "\x01wired\x02"  # `power_on.py` prints this when the board is ready; the user does not see it
+BANNER = b"\nMicroPython "  # of the REPL that follows an error of `power_on.py`
 READY_S = 60.0
 TICK_S = 0.05
 LOOK_S = 0.01  # between two looks at the watchdog and for a late Ctrl-C, however often the board prints
@@ -103,7 +104,11 @@ class Device:
         self._thread: threading.Thread | None = None
 
     def start(self) -> Device:
-        """Switch the power on."""
+        """Switch the power on.
+
+        Raises:
+            Failure: the board does not start.
+        """
         self._wires.write_bytes(bytes([POWER_ON]) + bytes(11))
         self._raw = False
         self._boot("power-on")
@@ -154,7 +159,14 @@ class Device:
 
     def _wait_until_ready(self) -> None:
         deadline = time.monotonic() + READY_S
-        while self._start_output is not None and time.monotonic() < deadline:
+        while (said := self._start_output) is not None and time.monotonic() < deadline:
+            if BANNER in said:  # instead of READY
+                self.stop()
+                reason = said.partition(BANNER)[0].decode(errors="replace").splitlines()[-1]
+                raise Failure(
+                    f"the board in {self.directory} does not start: {reason}; if it is the folder of another kind of board, "
+                    "give another one (DIR=)"
+                )
             time.sleep(0.005)
 
     def _boot(self, how: str) -> None:
