@@ -42,7 +42,9 @@ REMEDIES = {
     errno.EPERM: "change it (chmod, chown), or give another path",
     errno.EROFS: "give a path on another file system",
     errno.ENOSPC: "delete something, or give a path on another disk",
+    errno.EDQUOT: "delete something, or give a path on another disk",
 }
+DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)  # no mistake of a program
 
 
 def explained(error: OSError, path: Path | str = "") -> str:
@@ -174,11 +176,19 @@ def folder(text: str) -> Path:
     return path
 
 
+def file(text: str) -> Path:
+    """Return an absolute path: argparse's `type` of a file to write. The file may not exist yet."""
+    path = Path(text).absolute()
+    if path.is_dir():
+        raise argparse.ArgumentTypeError(f"{text} is a folder; give a file")
+    return folder(str(path.parent)) / path.name
+
+
 def ended(act: Callable[[], int], *failures: type[Exception], stopped: str = STOPPED) -> int:
     """Run a command; return its exit status.
 
-    The status is the one that `act` returns, 2 for a Failure and for `failures`, 130 for Ctrl-C and SIGTERM, and 141 if nobody
-    reads the output to its end (`| head`).
+    The status is the one that `act` returns, 2 for a Failure, a full disk and for `failures`, 130 for Ctrl-C and SIGTERM, and
+    141 if nobody reads the output to its end (`| head`).
 
     Args:
         act: does the work. It gets SIGTERM as KeyboardInterrupt, like Ctrl-C, so that its `with` and `finally` blocks run.
@@ -203,4 +213,9 @@ def ended(act: Callable[[], int], *failures: type[Exception], stopped: str = STO
         return 141
     except reported as failed:
         print(f"\n{failed}", file=sys.stderr)
+        return 2
+    except OSError as failed:
+        if failed.errno not in DISK:
+            raise
+        print(f"\n{explained(failed)}", file=sys.stderr)
         return 2

@@ -1,6 +1,7 @@
 """Errors on a command line are reported in one line, without a traceback; progress output."""
 
 import argparse
+import errno
 import importlib
 import os
 import re
@@ -13,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 from tools import command
-from tools.command import ended, folder, number, progress_bar
+from tools.command import ended, file, folder, number, progress_bar
 from tools.pipeline.commits import Output
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -47,6 +48,31 @@ def test_folder_argument_may_be_missing_but_not_a_file(tmp_path):
     for wrong, why in ((tmp_path / "loop", "loop"), (tmp_path / ("a" * 300), "name too long")):
         with pytest.raises(argparse.ArgumentTypeError, match=why):
             folder(str(wrong))
+
+
+def test_file_argument_may_be_missing_but_its_folder_has_to_take_it(tmp_path):
+    assert file(str(tmp_path / "a.json")) == tmp_path / "a.json"
+    (tmp_path / "file").write_text("")
+    for wrong, why in ((tmp_path, "is a folder; give a file"), (tmp_path / "file/a", "file is no folder that can be")):
+        with pytest.raises(argparse.ArgumentTypeError, match=why):
+            file(str(wrong))
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.ENOENT])
+def test_full_disk_is_one_line_and_a_mistake_of_the_program_is_a_traceback(capsys, code):
+    def write() -> int:
+        raise OSError(code, os.strerror(code), "/results/bench.json")
+
+    saved = signal.getsignal(signal.SIGTERM)
+    try:
+        if code == errno.ENOENT:
+            with pytest.raises(FileNotFoundError):
+                ended(write)
+        else:
+            assert ended(write) == 2
+            assert capsys.readouterr().err.startswith(f"\n/results/bench.json: {os.strerror(code)}")
+    finally:
+        signal.signal(signal.SIGTERM, saved)
 
 
 def test_progress_without_a_terminal_is_a_line_per_interval(capsys, monkeypatch):
@@ -110,7 +136,7 @@ def test_expected_error_is_one_line_and_others_are_raised(capsys):
             f"proof.powercut --replay {name}"
             for name in ("x", "qos1", "qos1/1/x/1", "qos1@x/1/cut/1", "adversary/x", "lives/x")
         ),
-        "journal dump image --sector-bytes 0",
+        *("journal dump image --sector-bytes 0", "proof.bench --output /dev"),
         *(f"collector --landing x {words}" for words in ("--port 99999", "--port 0", "--metrics-port 65536")),
         *(f"{name} --unknown x" for name in ("deploy.package", "pipeline.java", "pipeline.archive")),
     ],
@@ -135,7 +161,6 @@ def test_wrong_argument_is_named(line, capsys):
         ("virtual_board.device --directory /proc/x", "virtual-board: /proc/x: No such file or directory"),
         ("journal dump /nothing", "dump: /nothing: No such file or directory: check the path"),
         ("deploy.image --board pico --micropython /nothing", "image: MICROPYTHON=/nothing is not a folder"),
-        ("deploy.image --board auto --micropython x", "image: BOARD=name is missing; known boards: pico,"),
         ("deploy.image --board nano --micropython x", "image: BOARD=nano is unknown; known boards: pico,"),
         ("deploy.release --into /proc/x", "release: /proc/x"),
         ("deploy backup --port /dev/null --output x", "backup: /dev/null is not a serial port"),

@@ -421,8 +421,7 @@ def main(argv: list[str] | None = None) -> int:
     wanted = parser.parse_args(argv, Wanted())
 
     if wanted.board not in CHIPS:
-        problem = "BOARD=name is missing" if wanted.board == "auto" else f"BOARD={wanted.board} is unknown"
-        raise Failure(f"{problem}; known boards: {', '.join(CHIPS)}.")
+        raise Failure(f"BOARD={wanted.board} is unknown; known boards: {', '.join(CHIPS)}.")
     if not wanted.micropython:
         raise Failure("MICROPYTHON=path is missing: the folder with MicroPython's sources.")
     wanted.micropython = wanted.micropython.resolve()

@@ -204,13 +204,13 @@ def write(path: Path, result: dict[str, Any]) -> None:
         file.write(json.dumps(result, indent=2) + "\n")
 
 
-def main() -> int:
+def main(argv: list[str] | None = None) -> int:
     """Measure; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m tools.proof.bench", description=__doc__.splitlines()[0])
     parser.add_argument("--only", default="", help="the areas whose name or figures begin so")
     parser.add_argument("--keep", action="store_true", help="make these figures the committed ones (results.json)")
-    parser.add_argument("--output", type=Path, default=ROOT / "bench.json")
-    arguments = parser.parse_args()
+    parser.add_argument("--output", type=command.file, default=ROOT / "bench.json")
+    arguments = parser.parse_args(argv)
     chosen = chosen_areas(arguments.only)
     if not chosen:
         parser.error(f"no area begins with {arguments.only!r}; there are: {', '.join(AREAS)}")
