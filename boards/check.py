@@ -7,6 +7,9 @@ function; a line with WRONG has the contract's requirement.
 import sys
 
 CAUSES = ("power-on", "brown-out", "watchdog", "reset", "deep-sleep", "unknown")
+FUNCTIONS = ("unique_id", "reset_cause", "reset", "network_up", "network_problem", "network_down", "network_strength")
+FUNCTIONS += ("journal_region", "sensors", "led", "watchdog", "watchdog_off", "sleep", "supply_millivolts")
+FUNCTIONS += ("clock", "set_clock")
 wrong = 0
 
 
@@ -25,10 +28,13 @@ def optional_integer(value):
 
 def check(board):
     """Call the functions, and print a line for each."""
-    for name in ("reset", "sleep", "watchdog", "watchdog_off", "network_up", "network_down"):
+    for name in FUNCTIONS:
         found = getattr(board, name, None)
         tell(name, "there" if found else "missing", callable(found), "a function")
-    tell("MODEL", board.MODEL, isinstance(board.MODEL, str) and board.MODEL, "a text")
+    model = getattr(board, "MODEL", "")
+    tell("MODEL", model, isinstance(model, str) and model, "a text")
+    if wrong:
+        return  # add these first
     ident = board.unique_id()
     tell(
         "unique_id", ident, isinstance(ident, str) and ident and not set(ident) - set("0123456789abcdef"), "hex digits"

@@ -485,6 +485,18 @@ def test_contract_check_passes_on_the_board(tmp_path, board):
     assert ran.stdout.splitlines()[-1] == "the board keeps the contract", ran.stdout
 
 
+@pytest.mark.req("B1")
+def test_contract_check_lists_everything_that_a_board_lacks(capsys):
+    found: dict = {"__name__": "check"}
+    exec((ROOT / "boards/check.py").read_text(), found)
+    found["check"](SimpleNamespace(MODEL="mine", led=lambda on: None, reset=5))
+    said = capsys.readouterr().out.splitlines()
+    assert [line for line in said if line.startswith("led ") and "ok" in line]
+    wrong = {line.split()[0] for line in said if "WRONG" in line and line.endswith(": it has to be a function")}
+    contract = set(re.findall(r"^def (\w+)", (ROOT / "boards/board.pyi").read_text(), re.MULTILINE))
+    assert wrong == contract - {"led"}
+
+
 def test_every_board_is_a_virtual_one_and_is_in_the_documents():
     assert set(virtual.BOARDS) == set(build.BOARDS)
     power_on = (ROOT / "tools/virtual_board/power_on.py").read_text()
