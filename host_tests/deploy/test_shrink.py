@@ -239,6 +239,20 @@ def test_files_that_are_not_of_the_release_are_compiled_as_they_stand(tmp_path):
         build.packed({**files, **own}, "armv6m")
 
 
+@pytest.mark.req("B3")
+def test_file_of_a_user_may_have_a_byte_order_mark_and_its_mistakes_are_named(tmp_path):
+    own = tmp_path / "my_board.py"
+    text = (ROOT / "boards/rp2/board.py").read_text()
+    own.write_text(text, encoding="utf-8-sig")
+    assert build.packed({"/board.mpy": own}, "x64", plain=True) == {"/board.mpy": build.compiled("board", text, "x64")}
+    own.write_text("\nUNIT = [\n")
+    with pytest.raises(build.DeployFailed, match=r"^mpy-cross: board: line [23]: SyntaxError: invalid syntax$"):
+        build.packed({"/board.mpy": own}, "x64", plain=True)
+    own.write_text("UNIT = '°C'\n", encoding="latin-1")
+    with pytest.raises(build.DeployFailed, match=rf"{re.escape(str(own))}: .*0xb0.*: save the file as UTF-8"):
+        build.packed({"/board.mpy": own}, "x64")
+
+
 def test_list_of_the_sensors_of_the_release_is_complete():
     listed = subprocess.run(
         ["git", "ls-files", "firmware/app/sensors/*.py"], cwd=ROOT, capture_output=True, text=True, check=False

@@ -171,7 +171,10 @@ def compiled(module: str, source: str, march: str, lines: bool = True) -> bytes:
         if ran.returncode == -signal.SIGINT:  # the terminal sends Ctrl-C to mpy-cross, too
             raise KeyboardInterrupt
         if ran.returncode or not target.exists():
-            raise DeployFailed(f"mpy-cross: {module}: {ran.stderr.strip()}")
+            said = ran.stderr.strip()
+            numbers = re.findall(r", line (\d+)", said)
+            where = f"line {numbers[-1]}: " if numbers else ""
+            raise DeployFailed(f"mpy-cross: {module}: {where}{said.rpartition(chr(10))[2]}")
         return target.read_bytes()
 
 
@@ -226,6 +229,18 @@ def write_files(folder: Path, files: dict[str, bytes]) -> None:
         target.write_bytes(content)
 
 
+def text_of(source: Path) -> str:
+    """Return a module's text.
+
+    Raises:
+        DeployFailed: a user's file is not UTF-8.
+    """
+    try:
+        return source.read_text(encoding="utf-8-sig")  # an editor may write a byte order mark
+    except UnicodeDecodeError as error:
+        raise DeployFailed(f"{source}: {error}: save the file as UTF-8") from None
+
+
 def packed(files: dict[str, Path], march: str, plain: bool = False) -> dict[str, bytes]:
     """Return a board's files: path -> content, compiled if the path ends in `.mpy`.
 
@@ -234,7 +249,7 @@ def packed(files: dict[str, Path], march: str, plain: bool = False) -> dict[str,
         march: the processor.
         plain: keep all names, modules and line numbers.
     """
-    modules = {module_name(path): source.read_text() for path, source in files.items() if path.endswith(".mpy")}
+    modules = {module_name(path): text_of(source) for path, source in files.items() if path.endswith(".mpy")}
     with_lines = {*modules} if plain else {*of_users(modules)}
     if not plain:
         modules = shrunk(modules).texts
