@@ -931,6 +931,29 @@ def test_stored_messages_refuse_a_session_of_another_level():
     assert Session(store.cut(), 5, 4).has_note(b"me", b"")
 
 
+@pytest.mark.req("S1")
+@pytest.mark.parametrize("level,other,connected_before", [(4, 5, 0), (4, 5, 1), (5, 4, 0), (5, 4, 1)])
+def test_messages_stored_before_a_connection_are_refused_at_another_level_only(level, other, connected_before):
+    from flashmqtt.session.level5 import Level5
+
+    def of_level(store, level):
+        return Peer(Session(store, level, 4), five=Level5() if level == 5 else None)
+
+    store = CutStore()
+    if connected_before:  # at the other level
+        broker = of_level(store, other)
+        broker.session.write_note(b"me", b"")
+        store = store.cut()
+    broker = of_level(store, level)
+    broker.session.publish(b"a", b"x", 1)
+    stored = store.cut()
+    with pytest.raises(UsageError) as caught:
+        Session(stored, other, 4)
+    assert str(caught.value).startswith("messages of level %d are stored" % level)
+    later = of_level(stored.cut(), level)
+    assert later.session.pending() == 1 and not later.session.has_note(b"me", b"")
+
+
 @pytest.mark.req("Q4")
 def test_message_longer_than_packet_bytes_is_held():
     broker = connected(buffer_bytes=4096, packet_bytes=64)

@@ -168,13 +168,13 @@ class Session:
         self.five: "Any" = None  # the `Level5`
         # The note.
         self.note = store.note
-        if self.note[0] != _BLANK and (self.note[0] == _LEVEL_5) != (level == _LEVEL_5):
+        noted = self.note[0]
+        if noted == _BLANK or (noted == _LEVEL_5) != (level == _LEVEL_5):
             # Level 5's PUBLISH has another layout, and stored packets are sent as they are.
-            if store.low != store.next_seq:
-                raise UsageError(
-                    "messages of level %d are stored: deliver them and disconnect, or format" % self.note[0]
-                )
-            self.note = b"\xff" * 12
+            if noted != _BLANK and store.low != store.next_seq:
+                raise UsageError("messages of level %d are stored: deliver them and disconnect, or format" % noted)
+            if self.remember:  # write it now: messages may be stored before the first connection
+                self.replace_note(bytes((_LEVEL_5 if level == _LEVEL_5 else 4, 0)) + b"\xff" * 10)
         if store.held():
             self.load_inbound()
         store.on_drop = self._dropping
