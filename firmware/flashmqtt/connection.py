@@ -297,8 +297,10 @@ class Connection:
             session.pump(now_ms)
             if session.urgent:
                 return self._urgent(now_ms)
-        if (session.inbound and session.inbound.wants_restart(now_ms)) or (
-            session.waiting and session.waiting.wants_restart(now_ms)
+        # Not in the middle of a message, and not without a DISCONNECT: the broker would publish the will.
+        if output.limit - output.end >= _DISCONNECT_BYTES and (
+            (session.inbound and session.inbound.wants_restart(now_ms))
+            or (session.waiting and session.waiting.wants_restart(now_ms))
         ):
             return self._restart()
         return NOTHING

@@ -11,7 +11,9 @@ from flashmqtt.output import Output
 from flashmqtt.session.level5 import Level5
 from flashmqtt.session.ram import RamStore
 from flashmqtt.session.session import Session
+from flashmqtt.session.waiting import UNCLAIMED, WaitingQueue
 from wire import (
+    DISCONNECT,
     PINGREQ,
     PINGRESP,
     CutStore,
@@ -27,6 +29,7 @@ from wire import (
     publish,
     pubrec,
     pubrel,
+    split,
 )
 
 
@@ -905,3 +908,26 @@ def test_publish_that_interrupts_another_is_refused_without_harm(long):
     with pytest.raises(UsageError):
         session.publish(b"#", b"x", 1)
     assert session.publish(b"t", b"after", 1) == 3
+
+
+@pytest.mark.req("R1", "W11")
+def test_reconnect_for_messages_left_unacknowledged_waits_until_a_long_message_is_sent():
+    broker = peer(window=4, out_bytes=64, packet_bytes=64)
+    session = broker.session
+    session.waiting = queue = WaitingQueue(session, 1, 1000, 5, False)
+    broker.on_message = lambda message: queue.add(broker.now)
+    broker.connect(1)
+    broker.give(publish(b"a", b"0"), publish(b"a", b"1", 1, 1))  # one waits, and one has no room
+    long = publish(b"t", b"x" * 400, 1, session.publish(b"t", b"x" * 400, 1))
+    broker.process()
+    queue.takes_unclaimed = True
+    entry = queue.next(broker.now, UNCLAIMED)
+    queue.begin(entry)
+    queue.finish(entry)  # room for the other one: the client reconnects
+    sent = b""
+    for _ in range(10):
+        sent += broker._take()
+        broker.process()
+    assert broker.events[-1] == RESTART
+    # A DISCONNECT comes last, else the broker would publish the will.
+    assert split(sent + broker.full + broker.offered()) == [long, DISCONNECT]
