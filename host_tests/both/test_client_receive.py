@@ -1345,3 +1345,39 @@ def test_first_message_comes_again_if_there_was_no_memory_for_its_object(qos):
     poll_until(mqtt, lambda: acknowledged(broker) == [7])
     assert got == [b"x"]
     mqtt.disconnect()
+
+
+@pytest.mark.req("Q4", "R4")
+@pytest.mark.parametrize("name", ["held_length", "can_hold", "hold", "read_held"])
+def test_qos_2_packet_is_processed_once_more_after_the_store_failed(name):
+    for error in (MemoryError, FlashFailed):
+        store = RamStore()
+        broker, mqtt = connected(store=store)
+        seen = []
+        mqtt.subscribe("a", 2, lambda m, seen=seen: seen.append(m.payload))
+        works = getattr(store, name)
+        left = [2]  # failures
+
+        def fails(*arguments, store=store, works=works, left=left, error=error):
+            left[0] -= 1
+            if not left[0]:
+                setattr(store, name, works)
+            raise error
+
+        setattr(store, name, fails)
+        broker.give(publish(b"a", b"1", 2, 1))
+        raised = 0
+        released = False
+        begin = ticks_ms()
+        while not acknowledged(broker):
+            assert ticks_diff(ticks_ms(), begin) < 5000, "the flow does not continue"
+            try:
+                mqtt.poll(5)
+            except error:
+                raised += 1
+            if broker.of(5) and not released:
+                released = True
+                broker.give(pubrel(1))
+        turn(broker, mqtt)
+        assert raised == 2 and broker.connects == 1 and seen == [b"1"] and not store.held()
+        mqtt.disconnect()

@@ -75,6 +75,13 @@ class Inbound:
 
     def receive(self, packet: "Any", now_ms: int) -> "Any":
         """Process a PUBLISH of QoS 2 or a PUBREL; return the event to report."""
+        try:
+            return self._receive(packet, now_ms)
+        except Exception:  # no memory, or the store failed: the broker does not send the packet again on this connection
+            self.again = self._session.urgent = True
+            raise
+
+    def _receive(self, packet: "Any", now_ms: int) -> "Any":
         session = self._session
         key = packet.packet_id
         length = self._store.held_length(key)
@@ -107,7 +114,7 @@ class Inbound:
             self.leave(n, now_ms, key)
         elif action == _HAND_OVER_FIRST:
             if not self._hand_over(key, _ORPHAN):
-                return self.receive(packet, now_ms)
+                return self._receive(packet, now_ms)
             self.again = session.urgent = True
             return _MESSAGE
         else:
