@@ -376,6 +376,7 @@ class Client:
             handler: handler(message), a plain or an `async def` function; None leaves the messages to `on_message`, or to
                 `async for`.
         """
+        self._blocking._deadline(timeout_s)  # refuses what is no time
         asked = self._blocking.want(filter_, qos, handler, properties)
         self._serve()
         return await self._ask(asked, timeout_s)
@@ -391,6 +392,7 @@ class Client:
         Args:
             filter_, timeout_s, properties: as for the blocking client's `unsubscribe`, with the same results and errors.
         """
+        self._blocking._deadline(timeout_s)
         return await self._ask(self.session.unsubscribe(filter_, properties), timeout_s)
 
     async def _ask(self, asked: "Any", timeout_s: "float | None") -> "Any":

@@ -422,9 +422,9 @@ class Client:
         """
         link = self.link
         properties = self.disconnect_properties(code, expiry_s)
+        deadline = self._deadline(timeout_s)
         try:
             if link.is_open():
-                deadline = self._deadline(timeout_s)
                 while not link.disconnect(code, properties, ticks_ms()):
                     self._wait(self._left(deadline, "disconnect"))
         except (OSError, DeadlineExpired):
@@ -595,7 +595,7 @@ class Client:
         """
         if is_async(handler):
             self._refuse(True)
-        return self._ask(self.want(filter_, qos, handler, properties), timeout_s)
+        return self._ask(self._deadline(timeout_s), self.want(filter_, qos, handler, properties))
 
     def want(self, filter_: "Any", qos: int, handler: "Any", properties: "Any") -> "Any":
         """Ask for one or several subscriptions as soon as there is a connection; return the object to wait for."""
@@ -626,12 +626,11 @@ class Client:
             Refused: the broker refused to end the subscription (level 5).
             DeadlineExpired: no answer in time.
         """
-        return self._ask(self.session.unsubscribe(filter_, properties), timeout_s)
+        return self._ask(self._deadline(timeout_s), self.session.unsubscribe(filter_, properties))
 
-    def _ask(self, asked: "Any", timeout_s: "float | None") -> "Any":
+    def _ask(self, deadline: int, asked: "Any") -> "Any":
         """Wait for the broker's answer if there is a connection; return it."""
         link = self.link
-        deadline = self._deadline(timeout_s)
         if not link.handling:
             self._work(None)
             while link.is_open() and asked.result() is None:

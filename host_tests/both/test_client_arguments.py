@@ -4,6 +4,7 @@ from array import array
 
 import pytest
 
+from flashmqtt import aio
 from flashmqtt.client import Client
 from flashmqtt.codec.properties import (
     CONTENT_TYPE,
@@ -14,6 +15,8 @@ from flashmqtt.codec.properties import (
     USER_PROPERTY,
 )
 from flashmqtt.errors import BufferTooSmall, InvalidTopic, UsageError
+from loopback import poll_until
+from test_client import connected
 
 
 def client(**options):
@@ -484,6 +487,35 @@ def test_invalid_timeout_is_refused(wrong):
         assert str(caught.value).startswith("timeout %r: a number of seconds (poll: whole milliseconds)" % (wrong,))
     mqtt.poll()
     assert mqtt.link.attempts == 0  # `connect` has not begun
+    assert mqtt.session.subscriptions == []
+
+
+@pytest.mark.req("W10", "W11")
+@pytest.mark.parametrize("wrong", ["5", [5], float("nan"), 1 << 40])
+def test_asyncio_client_refuses_an_invalid_timeout_before_it_subscribes(wrong):
+    import asyncio
+
+    async def main():
+        mqtt = aio.Client("127.0.0.1", 1, "me")
+        for call in (lambda: mqtt.subscribe("a", timeout_s=wrong), lambda: mqtt.unsubscribe("a", wrong)):
+            try:
+                await call()
+                raise AssertionError("accepted")
+            except UsageError as error:
+                assert str(error).startswith("timeout %r: a number of seconds" % (wrong,))
+        assert mqtt.session.subscriptions == []
+
+    asyncio.run(main())
+
+
+@pytest.mark.req("W10", "W11")
+def test_invalid_timeout_of_disconnect_is_refused_and_the_connection_stays():
+    broker, mqtt = connected()
+    with pytest.raises(UsageError):
+        mqtt.disconnect("5")
+    assert mqtt.connected
+    mqtt.disconnect()
+    poll_until(mqtt, lambda: broker.of(14))
 
 
 @pytest.mark.req("W10")
