@@ -7,8 +7,11 @@ if TYPE_CHECKING:
     from typing import Any  # noqa: TID251
 
 # The numbers among a client's arguments, as its constructor checks them; the last three may have fractions.
-_NUMBERS = "port keep_alive_s window buffer_bytes refuse_after waiting attempts timeout_s response_s unclaimed_s"
-_WHOLE = const(7)
+_NUMBERS = (
+    "port keep_alive_s window buffer_bytes refuse_after waiting attempts retry_ms waiting_bytes"
+    " timeout_s response_s unclaimed_s"
+)
+_WHOLE = const(9)
 
 
 def check_octets(text: "Any", name: str) -> None:
@@ -63,6 +66,8 @@ def refuse_number(values: "tuple[Any, ...]") -> None:
             raise UsageError("%s %r: a whole number is needed" % (names[i], value))
         if not value < 1 << 29:
             raise UsageError("%s %r: less than %d" % (names[i], value, 1 << 29))
+        if value < 0:
+            raise UsageError("%s %r: not below 0" % (names[i], value))
 
 
 def refuse_handle(session: "Any", handle: object) -> None:
@@ -82,6 +87,11 @@ def refuse_client(
     attempts: "Any",
     store: object,
     tls: object,
+    backoff: object,
+    five: object,
+    server_name: object,
+    feed: object,
+    log: object,
 ) -> None:
     """Refuse the first of a client's arguments that is invalid."""
     if not host:
@@ -90,6 +100,14 @@ def refuse_client(
         text = "store %r: a Journal or a RamStore is needed, or None" % (store,)
     elif tls and not hasattr(tls, "wrap_socket"):
         text = "tls %r: an SSLContext is needed, as flashmqtt.tls.context(ca=...) makes it" % (tls,)
+    elif five and not hasattr(five, "expiry_s"):
+        text = "five %r: a Level5 is needed" % (five,)
+    elif server_name and not isinstance(server_name, str):
+        text = "server_name %r: a str is needed" % (server_name,)
+    elif feed and not callable(feed):
+        text = "feed %r: a function is needed" % (feed,)
+    elif log and not callable(log):
+        text = "log %r: a function is needed" % (log,)
     elif not 0 < port < 65536:
         text = "port %r: 1 to 65535" % port
     elif timeout_s <= 0:
@@ -98,8 +116,12 @@ def refuse_client(
         text = "waiting %r: 1 or more" % waiting
     elif attempts < 1:
         text = "attempts %r: 1 or more" % attempts
-    else:
+    elif unclaimed != "drop" and unclaimed != "keep":
         text = 'unclaimed %r: "drop" or "keep"' % (unclaimed,)
+    elif backoff and not hasattr(backoff, "cap_ms"):
+        text = "backoff %r: a Backoff is needed" % (backoff,)
+    else:
+        text = "five: a Level5 needs level=5"
     raise UsageError(text)
 
 

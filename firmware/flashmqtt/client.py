@@ -75,7 +75,7 @@ _IPOLL = hasattr(_poll(), "ipoll")
 _SLICE_MS = const(200)
 _REFUSALS = const(64)  # how many codes of refused messages are kept
 _LIMIT = const(1 << 29)  # of numbers among the arguments
-_WHOLE = const(7)  # the first of them have no fractions: see `arguments.refuse_number`
+_WHOLE = const(9)  # the first of them have no fractions: see `arguments.refuse_number`
 _LONGEST_WAIT_S = const(500000)  # of a wait: a board's ticks have room for 2^29 ms
 _LONGEST_WAIT_MS = const(500000000)
 _READ_DELAY_MS = const(10)  # how long `publish` delays reading, so that acknowledgements are handled in batches
@@ -260,12 +260,14 @@ class Client:
             refuse_after,
             waiting,
             attempts,
+            retry_ms or 0,
+            waiting_bytes or 0,
             timeout_s,
             response_s,
             unclaimed_s,
         )
-        for i in range(10):
-            if not _isinstance(numbers[i], int if i < _WHOLE else (int, float)) or not numbers[i] < _LIMIT:
+        for i in range(12):
+            if not _isinstance(numbers[i], int if i < _WHOLE else (int, float)) or not 0 <= numbers[i] < _LIMIT:
                 from .arguments import refuse_number
 
                 refuse_number(numbers)
@@ -277,10 +279,15 @@ class Client:
             or not (0 < port < 65536 and host and (keeps or unclaimed == "drop"))
             or (store is not None and not hasattr(store, "next_seq"))
             or (tls and not hasattr(tls, "wrap_socket"))
+            or (backoff and not _isinstance(backoff, Backoff))
+            or (five and (level != _LEVEL_5 or not hasattr(five, "expiry_s")))
+            or not (_isinstance(server_name or "", _str) and callable(feed or len) and callable(log or len))
         ):
             from .arguments import refuse_client
 
-            refuse_client(host, port, timeout_s, unclaimed, waiting, attempts, store, tls)
+            refuse_client(
+                host, port, timeout_s, unclaimed, waiting, attempts, store, tls, backoff, five, server_name, feed, log
+            )
         if store is None:
             from .session.ram import RamStore
 

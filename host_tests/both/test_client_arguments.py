@@ -5,6 +5,7 @@ from array import array
 import pytest
 
 from flashmqtt import aio
+from flashmqtt.backoff import Backoff
 from flashmqtt.client import Client
 from flashmqtt.codec.properties import (
     CONTENT_TYPE,
@@ -15,6 +16,7 @@ from flashmqtt.codec.properties import (
     USER_PROPERTY,
 )
 from flashmqtt.errors import BufferTooSmall, InvalidTopic, UsageError
+from flashmqtt.session.level5 import Level5
 from loopback import poll_until
 from test_client import connected
 
@@ -531,3 +533,49 @@ def test_tuple_is_refused_by_name(name):
     with pytest.raises(UsageError) as caught:
         client(**{name: (1, 2)})
     assert str(caught.value).startswith(name + " (1, 2): ")
+
+
+@pytest.mark.req("W10", "W12")
+@pytest.mark.parametrize(
+    "options,text",
+    [
+        ({"buffer_bytes": -1}, "buffer_bytes -1: not below 0"),
+        ({"buffer_bytes": 0}, "16 bytes, room for 0"),
+        ({"keep_alive_s": -1}, "keep_alive_s -1: not below 0"),
+        ({"response_s": -0.5}, "response_s -0.5: not below 0"),
+        ({"unclaimed_s": -1}, "unclaimed_s -1: not below 0"),
+        ({"retry_ms": "20"}, "retry_ms '20': a number is needed"),
+        ({"retry_ms": 1.5}, "retry_ms 1.5: a whole number is needed"),
+        ({"retry_ms": -5}, "retry_ms -5: not below 0"),
+        ({"waiting_bytes": "64"}, "waiting_bytes '64': a number is needed"),
+        ({"waiting_bytes": -64}, "waiting_bytes -64: not below 0"),
+        ({"backoff": 5}, "backoff 5: a Backoff is needed"),
+        ({"backoff": (1, 2)}, "backoff (1, 2): a Backoff is needed"),
+        ({"five": 5}, "five 5: a Level5 is needed"),
+        ({"five": 5, "level": 5}, "five 5: a Level5 is needed"),
+        ({"server_name": 5}, "server_name 5: a str is needed"),
+        ({"server_name": b"broker"}, "server_name b'broker': a str is needed"),
+        ({"feed": 5}, "feed 5: a function is needed"),
+        ({"feed": (1, 2)}, "feed (1, 2): a function is needed"),
+        ({"log": "log.txt"}, "log 'log.txt': a function is needed"),
+    ],
+)
+def test_wrong_optional_argument_is_refused_by_name(options, text):
+    with pytest.raises(UsageError) as caught:
+        client(**options)
+    assert str(caught.value) == text
+
+
+@pytest.mark.req("W12")
+def test_settings_of_level_5_are_refused_at_another_level():
+    for level in (3, 4):  # a QoS 0 message would have level 5's layout
+        with pytest.raises(UsageError) as caught:
+            client(level=level, five=Level5())
+        assert str(caught.value) == "five: a Level5 needs level=5"
+    client(level=5, five=Level5())
+
+
+@pytest.mark.req("W10")
+def test_optional_arguments_may_be_0_or_none():
+    client(retry_ms=0, waiting_bytes=0, backoff=None, five=None, server_name=None, feed=None, log=None, response_s=0)
+    client(retry_ms=20, waiting_bytes=100, backoff=Backoff(), server_name="", feed=print, log=print, keep_alive_s=0)
