@@ -65,6 +65,7 @@ except ImportError:  # CPython
 
 _ABSENT = object()
 _LEVEL_5 = const(5)
+_DEFAULT_EXPIRY_S = const(604800)  # of a `Level5`
 _POLLIN = const(1)  # the link's events when its output is empty
 # A board needs 5 us longer to find a builtin than to find a global.
 _isinstance = isinstance
@@ -296,7 +297,7 @@ class Client:
             from .session.level5 import Level5
 
             five = five or Level5()
-            if clean:
+            if clean and five.expiry_s == _DEFAULT_EXPIRY_S:
                 five.expiry_s = 0
         self.session = Session(
             store, level, window, buffer_bytes, buffer_bytes, retry_ms, republish, True, max_qos, refuse_after

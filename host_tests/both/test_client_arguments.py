@@ -11,9 +11,11 @@ from flashmqtt.codec.properties import (
     CONTENT_TYPE,
     MESSAGE_EXPIRY_INTERVAL,
     REASON_STRING,
+    SESSION_EXPIRY_INTERVAL,
     SUBSCRIPTION_IDENTIFIER,
     TOPIC_ALIAS,
     USER_PROPERTY,
+    WILL_DELAY_INTERVAL,
 )
 from flashmqtt.errors import BufferTooSmall, InvalidTopic, UsageError
 from flashmqtt.session.level5 import Level5
@@ -579,3 +581,20 @@ def test_settings_of_level_5_are_refused_at_another_level():
 def test_optional_arguments_may_be_0_or_none():
     client(retry_ms=0, waiting_bytes=0, backoff=None, five=None, server_name=None, feed=None, log=None, response_s=0)
     client(retry_ms=20, waiting_bytes=100, backoff=Backoff(), server_name="", feed=print, log=print, keep_alive_s=0)
+
+
+def session_expiry_of(five):
+    """Return the session expiry that a client with `clean` sends, 0 if none."""
+    broker, mqtt = connected(level=5, clean=True, five=five)
+    mqtt.disconnect()
+    one = broker.of(1)[0]
+    at = one.find(b"\x11", 12)  # the first property
+    return one[at + 1] << 24 | one[at + 2] << 16 | one[at + 3] << 8 | one[at + 4]
+
+
+@pytest.mark.req("W12")
+def test_client_with_clean_keeps_the_session_expiry_that_was_given():
+    assert session_expiry_of(None) == session_expiry_of(Level5()) == session_expiry_of(Level5(alias_maximum=2)) == 0
+    # A will's delay ends with the session at the latest (MQTT 5, section 3.1.3.2.2).
+    assert session_expiry_of(Level5(60, will_properties={WILL_DELAY_INTERVAL: 30})) == 60
+    assert session_expiry_of(Level5(properties={SESSION_EXPIRY_INTERVAL: 70})) == 70

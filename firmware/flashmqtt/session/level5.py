@@ -49,7 +49,8 @@ class Level5:
     """A client's settings and state of level 5.
 
     Args:
-        expiry_s: how long the broker keeps the session after the end of the connection.
+        expiry_s: how long the broker keeps the session after the end of the connection. The default becomes 0 in a client with
+            `clean`: then a will's delay has no effect, because a will is published when the session ends.
         alias_maximum: how many topic aliases the broker may set.
         properties: more properties for CONNECT (a dict), user properties for example. A session expiry and a topic alias maximum
             among them replace the two arguments; limits above those of the store and the buffer are lowered.
