@@ -31,10 +31,7 @@ class RamStore:
         longest: the longest held message that may come in pieces.
     """
 
-    WINDOW = 32
     volatile = True  # nothing is kept from an earlier run of the program
-    fresh = True
-    worn = False
     boot = 1
     dropped = damaged = 0
     on_drop = None
