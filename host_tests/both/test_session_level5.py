@@ -529,6 +529,32 @@ def test_subscription_identifier_without_server_support_is_declined():
     assert plain.code == 1 and broker.took() == []
 
 
+@pytest.mark.req("W12", "W11")
+@pytest.mark.parametrize(
+    "available,code,filters",
+    [
+        (b"\x28\x00", 0xA2, [b"a/#", b"+/b", b"$share/g/a/+"]),  # Wildcard Subscription Available: 0
+        (b"\x2a\x00", 0x9E, [b"$share/g/a"]),  # Shared Subscription Available: 0
+    ],
+)
+def test_subscription_that_the_server_does_not_support_is_declined_and_not_sent(available, code, filters):
+    broker = Peer5(properties=available)
+    broker.connect()
+    refused = [broker.session.subscribe(one, 1) for one in filters]
+    plain = broker.session.subscribe(b"b", 1)
+    (asked,) = broker.took()  # else the server would end every connection (5, sections 3.2.2.3.11 and 3.2.2.3.13)
+    assert asked == subscribe5(id_of(asked), b"", (b"b", 1))
+    broker.give(suback5(id_of(asked), 1))
+    assert [one.code for one in refused] == [code] * len(filters) and plain.code == 1
+    broker.session.unsubscribe(filters[0])  # such as one that an earlier server granted
+    (asked,) = broker.took()
+    assert asked[0] == 0xA2 and filters[0] in asked
+    broker.drop()
+    broker.properties = b""
+    asked = b"".join(broker.connect(1))  # this server supports them
+    assert all(one in asked for one in filters[1:])
+
+
 @pytest.mark.req("W12", "W13")
 def test_client_with_chunks_sends_no_maximum_packet_size():
     session = Session(RamStore(), 5, 4)

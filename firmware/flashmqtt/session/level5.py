@@ -16,9 +16,11 @@ from flashmqtt.codec.properties import (
     RETAIN_AVAILABLE,
     SERVER_KEEP_ALIVE,
     SESSION_EXPIRY_INTERVAL,
+    SHARED_SUBSCRIPTION_AVAILABLE,
     SUBSCRIPTION_IDENTIFIER,
     SUBSCRIPTION_IDENTIFIERS_AVAILABLE,
     TOPIC_ALIAS_MAXIMUM,
+    WILDCARD_SUBSCRIPTION_AVAILABLE,
     check,
     find,
     pack,
@@ -28,8 +30,11 @@ from flashmqtt.codec.reasons import (
     PACKET_TOO_LARGE,
     QOS_NOT_SUPPORTED,
     RETAIN_NOT_SUPPORTED,
+    SHARED_SUBSCRIPTIONS_NOT_SUPPORTED,
     SUBSCRIPTION_IDENTIFIERS_NOT_SUPPORTED,
+    WILDCARD_SUBSCRIPTIONS_NOT_SUPPORTED,
 )
+from flashmqtt.codec.topics import is_shared
 from flashmqtt.compat import TYPE_CHECKING, const
 from flashmqtt.errors import BufferTooSmall, UsageError
 from flashmqtt.fast import copy
@@ -216,9 +221,10 @@ class Level5:
     def together(self, entries: "Any", now_ms: int) -> "Any":
         """Return the entries that fit in one SUBSCRIBE or UNSUBSCRIBE: all with the same properties.
 
-        Declined are entries that are longer than the server accepts, and those with a subscription identifier if the server does
-        not support these (5, sections 3.2.2.3.6 and 3.2.2.3.12).
+        Declined are entries that are longer than the server accepts, and those with a wildcard, a subscription identifier or a
+        share name if the server does not support these (5, sections 3.2.2.3.6 and 3.2.2.3.11 to 3.2.2.3.13).
         """
+        granted = self.granted
         found: "list[Any]" = []
         room = 0
         for entry in entries:
@@ -228,9 +234,18 @@ class Level5:
             if n + rest > self._packet_limit:
                 entry.decline(PACKET_TOO_LARGE, now_ms)
                 continue
-            if block and not self.granted.get(SUBSCRIPTION_IDENTIFIERS_AVAILABLE, 1):
-                if SUBSCRIPTION_IDENTIFIER in unpack(block, 0, len(block)):
-                    entry.decline(SUBSCRIPTION_IDENTIFIERS_NOT_SUPPORTED, now_ms)
+            if not entry.state:  # not an UNSUBSCRIBE
+                filter_ = entry.filter
+                code = 0
+                if not granted.get(SUBSCRIPTION_IDENTIFIERS_AVAILABLE, 1) and block:
+                    if SUBSCRIPTION_IDENTIFIER in unpack(block, 0, len(block)):
+                        code = SUBSCRIPTION_IDENTIFIERS_NOT_SUPPORTED
+                if not granted.get(SHARED_SUBSCRIPTION_AVAILABLE, 1) and is_shared(filter_):
+                    code = SHARED_SUBSCRIPTIONS_NOT_SUPPORTED
+                if not granted.get(WILDCARD_SUBSCRIPTION_AVAILABLE, 1) and (b"#" in filter_ or b"+" in filter_):
+                    code = WILDCARD_SUBSCRIPTIONS_NOT_SUPPORTED
+                if code:
+                    entry.decline(code, now_ms)
                     continue
             if not found:
                 room = self._packet_limit - rest
