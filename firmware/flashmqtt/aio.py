@@ -200,7 +200,11 @@ class Client:
     # --- connecting ---
 
     async def __aenter__(self) -> "Client":
-        await self.connect()
+        try:
+            await self.connect()
+        except BaseException:  # the program has no client that it could disconnect
+            await self.disconnect()
+            raise
         return self
 
     async def __aexit__(self, kind: int, error: "Any", trace: "Any") -> None:

@@ -714,3 +714,30 @@ def test_wrong_arguments_are_refused_at_once_by_name():
             assert str(caught.value).startswith(text)
 
     run(case)
+
+
+@pytest.mark.req("R4")
+@pytest.mark.parametrize("ends", ["deadline", "cancelled"])
+def test_async_with_that_can_not_connect_leaves_no_task_behind(ends):
+    async def case(broker):
+        broker.silent = True
+        mqtt = client(broker, timeout_s=0.2 if ends == "deadline" else PATIENCE_S)
+
+        async def enter():
+            async with mqtt:
+                raise AssertionError("entered")
+
+        try:
+            await asyncio.wait_for(enter(), PATIENCE_S if ends == "deadline" else 0.2)
+            raise AssertionError("no error")
+        except (ConnectionLost, asyncio.TimeoutError):
+            pass
+        # A program that tries again with a new client would have two clients over one store.
+        attempts = mqtt.link.attempts
+        broker.silent = False
+        await asyncio.sleep(0.5)
+        assert mqtt.link.attempts == attempts and not mqtt.connected and mqtt.link.sock is None
+        async with mqtt:
+            assert mqtt.connected
+
+    run(case)
