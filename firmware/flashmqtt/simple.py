@@ -143,6 +143,8 @@ class MQTTClient:
         client = self._client
         if client is None:
             client = self._client = self._make()
+        if client.link.handling:
+            client._refuse(False)
         connection = client.connection
         connection.user = octets(self.user, "user") if self.user else None
         connection.password = octets(self.pswd, "password") if self.user and self.pswd is not None else None

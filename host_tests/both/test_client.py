@@ -20,7 +20,7 @@ from flashmqtt.errors import (
 from flashmqtt.session.ram import RamStore
 from flashmqtt.simple import MQTTClient
 from loopback import Flooding, Loopback, poll_until
-from wire import publish, pubrel
+from wire import puback, publish, pubrel
 
 PATIENCE_S = 30  # deadline for expected events, on a busy machine
 
@@ -874,6 +874,30 @@ def test_calls_in_an_umqtt_callback_work_or_raise_as_the_reference_says(name, ca
         broker()
     assert got == [result]
     assert sent in [one[0] >> 4 for one in broker.packets]
+    mqtt.disconnect()
+
+
+@pytest.mark.req("Q3", "R6")
+def test_connect_refused_in_an_umqtt_callback_leaves_the_connection_as_it_is():
+    broker = Loopback()
+    mqtt = MQTTClient("me", "127.0.0.1", broker.port, feed=broker)
+    refused = []
+
+    def note(topic, payload):
+        try:
+            mqtt.connect()
+        except UsageError as error:
+            refused.append(str(error))
+
+    mqtt.set_callback(note)
+    mqtt.connect(False)
+    broker.give(publish(b"a", b"1", 1, 7))
+    for _ in range(20):
+        mqtt.check_msg()
+        broker()
+    assert refused == [NOT_ALLOWED] and broker.connects == 1
+    assert broker.of(4) == [puback(7)]  # the callback has returned: the message is taken
+    assert mqtt._client.connection.clean is False
     mqtt.disconnect()
 
 
