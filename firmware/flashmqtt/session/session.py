@@ -237,7 +237,7 @@ class Session:
         return self.long
 
     # --- the note: level, backoff step | doubt << 7, a suspect's failed trials and sequence & 255 (FF: no suspect), CRC of the
-    # client id, CRC of the broker's address ---
+    # client id, CRC of the broker's address (FF in both: no broker has accepted a connection of this store at this level) ---
 
     def has_note(self, client_id: "Any", broker: "Any") -> bool:
         """Return whether the broker's session for this client id is known to have begun with this store."""
