@@ -477,7 +477,7 @@ class Client:
         Raises:
             InvalidTopic: not a valid topic name. UsageError: an invalid QoS, property or payload type.
             StoreFull: no room, and the store's policy is to refuse.
-            BufferTooSmall: QoS 0, and the topic does not fit in buffer_bytes.
+            BufferTooSmall: the topic, with the properties, does not fit in buffer_bytes.
         """
         session = self.session
         if session.busy:

@@ -77,9 +77,8 @@ class Inbound:
         """Process a PUBLISH of QoS 2 or a PUBREL; return the event to report."""
         try:
             return self._receive(packet, now_ms)
-        except (
-            Exception
-        ):  # no memory, or the store failed: the broker does not send the packet again on this connection
+        except Exception:
+            # No memory, or the store failed: the broker does not send the packet again on this connection.
             self.again = self._session.urgent = True
             raise
 
