@@ -590,6 +590,13 @@ def test_length_beyond_the_buffer_raises_usage_error_without_damage(length):
     assert journal.held() == [] and drain(Journal(region)) == [1]
 
 
+@pytest.mark.req("S6")
+@pytest.mark.parametrize("region", [16, None, "journal"])
+def test_journal_on_something_that_is_no_region_is_refused(region):
+    with pytest.raises(UsageError, match="region .*: such as board.journal_region"):
+        Journal(region)
+
+
 @pytest.mark.req("S5")
 def test_policy_that_does_not_exist_is_refused():
     region = RamRegion(5)

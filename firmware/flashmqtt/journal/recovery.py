@@ -49,6 +49,8 @@ def mount(j: "Any", region: "Any", policy: int, wipe: bool, feed: "Callable[[], 
 
     As .mpy, this module is removed from memory afterwards.
     """
+    if not hasattr(region, "sectors"):
+        raise UsageError("region %r: such as board.journal_region(16)" % (region,))
     size = region.sector_bytes
     n = region.sectors
     if _PAGE % region.page_bytes or size & (size - 1) or not 1024 <= size <= 0x8000 or not 4 <= n < _NONE:
