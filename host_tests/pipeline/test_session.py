@@ -13,6 +13,7 @@ from host_tests.waiting import until
 
 STARTS_A_JVM = """
 import socket
+import sys
 from types import SimpleNamespace
 
 from pyspark import SparkContext
@@ -28,6 +29,8 @@ def start_only_the_jvm(builder):
 SparkSession.Builder.getOrCreate = start_only_the_jvm
 session.make("local[1]")
 gateway = SparkContext._gateway
+"""
+HOLDS_A_CONNECTION = """
 ensure_callback_server_started(gateway)
 # Stands for a connection that the JVM opens while it is shutting down, and so does not close.
 held = socket.create_connection(("127.0.0.1", gateway.get_callback_server().get_listening_port()))
@@ -39,11 +42,21 @@ print(gateway.proc.pid, flush=True)
 
 def test_process_ends_while_a_jvm_connection_stays_open():
     """The JVM runs without a Spark context: a process with one ends in the same way."""
-    command = [sys.executable, "-c", STARTS_A_JVM]
+    command = [sys.executable, "-c", STARTS_A_JVM + HOLDS_A_CONNECTION]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=150, check=False)
     assert ended.returncode == 0, ended.stderr
     assert "Traceback" not in ended.stderr
     assert not Path(f"/proc/{int(ended.stdout)}").exists()
+
+
+@pytest.mark.parametrize("locale", ["C", "POSIX"])
+def test_jvm_finds_paths_beyond_ascii_without_a_locale(tmp_path, locale):
+    (tmp_path / "Gewächshaus").mkdir()
+    program = STARTS_A_JVM + "print(gateway.jvm.java.io.File(sys.argv[1]).exists())"
+    command = [sys.executable, "-c", program, str(tmp_path / "Gewächshaus")]
+    environment = os.environ | {"LC_ALL": locale}
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=150, check=False)
+    assert ended.stdout == "True\n", ended.stderr
 
 
 def group_exists(group):

@@ -71,6 +71,8 @@ def make(master: str | None = None, log: Path | None = None, more: dict[str, str
     submitted = "PYSPARK_GATEWAY_PORT" in os.environ
     if not submitted:
         os.environ["JAVA_HOME"] = str(java.find_java())
+        if os.environ.get("LC_ALL") in {"C", "POSIX"}:  # Python uses UTF-8 there; the JVM would know ASCII paths only
+            os.environ["LC_ALL"] = "C.UTF-8"
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
         if (master or LOCAL).startswith("local"):
