@@ -637,6 +637,21 @@ def test_message_with_damaged_release_is_salvaged_when_its_packet_id_returns(tmp
     assert payloads(landing.rows()) == [b"first", b"second"]
 
 
+def test_copies_are_still_recognised_after_held_messages_were_forgotten(tmp_path):
+    landing = Landing(tmp_path)
+    land(landing.store, publish(b"garden/temperature", b"21.5", packet_id=9))
+    packet = publish(b"pump/state", b"1", qos=2, packet_id=3)
+    landing.store.hold(3, packet, len(packet))
+    landing.store.rotate()
+    before = landing.store.recent.index()
+    assert list(before) == [9]
+    assert landing.store.forget_held(lambda data, level: None) == 1
+    landing.store.close()
+    landing = Landing(tmp_path)
+    assert landing.store.held() == []
+    assert landing.store.recent.index() == before
+
+
 def test_landing_store_has_nothing_to_send(tmp_path):
     store = Landing(tmp_path).store
     assert (store.next_seq, store.low, store.dropped, store.damaged) == (1, 1, 0, 0)

@@ -341,15 +341,18 @@ class LandingStore:
         self._log.sync()  # not `self.sync`: this may use the reserve
         old = self._log.header
         header = Header(self.collector, old.number + 1, secrets.randbits(32), self.stored, self.boot, self._log.end)
-        entries = [packed(HELD, held.level, key, held.time_us, held.packet) for key, held in self._held.items()]
-        if recent := self.recent.encode():
-            entries.insert(0, packed(RECENT, self.level, 0, self.time_us, recent))
-        log = LandingLog.create(self.directory, header, entries)
+        log = LandingLog.create(self.directory, header, self._first_entries(self._held))
         self._log.close()
         self._log = log
         self.closed.append(old.number)
         self.rows = 0
         return True
+
+    def _first_entries(self, held: dict[int, Held]) -> list[bytes]:
+        """Return what a log begins with: the last QoS 1 messages, and the held messages."""
+        recent = self.recent.encode()
+        entries = [packed(RECENT, self.level, 0, self.time_us, recent)] if recent else []
+        return entries + [packed(HELD, one.level, key, one.time_us, one.packet) for key, one in held.items()]
 
     def packets_held(self) -> list[tuple[bytes, int]]:
         """Return each held message's packet and protocol level."""
@@ -368,10 +371,9 @@ class LandingStore:
         kept = {key: replace(self._held[key], packet=packet) for key, packet in rewritten.items() if packet is not None}
         gone = len(self._held) - len(kept)
         header = replace(self._log.header, salt=secrets.randbits(32), mounts_before=self.boot)
-        entries = [packed(HELD, held.level, key, held.time_us, held.packet) for key, held in kept.items()]
         path = self._log.path
         try:
-            end = LandingLog.write(path, header, entries)
+            end = LandingLog.write(path, header, self._first_entries(kept))
         except OSError as error:
             raise stalled(path, error) from error
         self._log.close()
