@@ -538,6 +538,19 @@ def test_unwritable_directory_is_named(tmp_path):
         LandingStore(tmp_path / "file" / "below", "c")
 
 
+def test_unreadable_log_is_named(tmp_path, monkeypatch):
+    Landing(tmp_path).store.close()
+
+    def fail(path):
+        raise OSError(errno.EIO, "Input/output error", str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_bytes", fail)
+        with pytest.raises(LandingStalled, match=r"0000000001\.log: Input/output error"):
+            Landing(tmp_path)
+    Landing(tmp_path)  # the locks are free
+
+
 def test_held_messages_beyond_the_limit_are_refused_until_one_is_discarded(tmp_path):
     store = Landing(tmp_path, hold_limit=3).store
     for key in (1, 2, 3):

@@ -80,7 +80,7 @@ class LandingForeign(LandingError):
     """The directory holds a log of another collector, or of a format that this program does not know."""
 
 
-def stalled(path: Path, error: OSError) -> LandingStalled:
+def stalled(path: Path | str, error: OSError) -> LandingStalled:
     """Return the LandingStalled or DiskFull for a failed write."""
     if error.errno in NO_ROOM:
         return DiskFull(f"no room for {path}: {error.strerror}; nothing more is acknowledged until disk space is free")

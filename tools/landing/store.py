@@ -110,21 +110,21 @@ class LandingStore:
         self.time_us = time.time_ns() // 1000  # arrival of the messages that are landing
         self.torn_bytes = 0
         self.recent = Recent()
+        self._locks: list[int] = []
         try:
             directory.mkdir(parents=True, exist_ok=True)
             for made in (directory, directory.parent):
                 sync_directory(made.parent)
             self._take_locks(wait_s, shared)
-        except OSError as error:
-            raise stalled(directory, error) from error
-        try:
             self._mount(first_number, rows_before, salvage)
+        except OSError as error:
+            self._release_locks()
+            raise stalled(error.filename or directory, error) from error
         except BaseException:
             self._release_locks()
             raise
 
     def _take_locks(self, wait_s: float, shared: bool) -> None:
-        self._locks: list[int] = []
         landing = self.directory.parent
         for path, is_shared, advice in (
             (
@@ -136,11 +136,7 @@ class LandingStore:
             (self.directory / "lock", False, "choose another client id or folder"),
         ):
             refusal = LandingInUse(f"{path.parent} is in use by another collector; stop that one, or {advice}")
-            try:
-                self._locks.append(take_lock(path, refusal, wait_s, is_shared))
-            except BaseException:
-                self._release_locks()
-                raise
+            self._locks.append(take_lock(path, refusal, wait_s, is_shared))
 
     def _release_locks(self) -> None:
         while self._locks:
