@@ -504,6 +504,35 @@ async def test_failed_last_sealing_is_an_error_and_the_next_start_seals(tmp_path
 
 @pytest.mark.req("P1")
 @in_a_loop
+async def test_log_that_can_not_be_closed_is_reported_once(tmp_path, monkeypatch):
+    real = Path.open
+    lines = []
+
+    def no_room(path, mode="r", *more, **named):
+        if path.suffix == ".tmp":
+            raise OSError(28, "No space left on device")
+        return real(path, mode, *more, **named)
+
+    async with collecting(tmp_path, segment_rows=1) as (broker, collector):
+        collector.health.log = lines.append
+        await broker.accept()
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "open", no_room)
+            for packet_id in (10, 11, 12):
+                await broker.exchange(publish(b"1", 1, packet_id), ack(PUBACK, packet_id))
+        await until_async(lambda: collector.store.number > 1)
+    assert len(sealed(tmp_path)) == 3
+    assert sum("No space left on device" in line for line in lines) == 1
+
+
+@in_a_loop
+async def test_invalid_host_name_ends_with_a_named_error(tmp_path):
+    collector = Collector(Settings("broker..local", 1883, "c", tmp_path), Health("c", quiet=True))
+    with pytest.raises(CollectorError, match=r"'broker\.\.local' is no host name"):
+        await collector.run()
+
+
+@in_a_loop
 async def test_refused_subscription_ends_with_a_named_error(tmp_path):
     with pytest.raises(CollectorError, match=r"refuses the subscription to '#' \(code 0x80\)"):
         async with collecting(tmp_path) as (broker, collector):

@@ -163,6 +163,7 @@ class Collector:
         self.connection.decoder = self.decoder
         self.sealer = Sealer(self.store, settings.landing, health, settings.salvage)
         self._landed: dict[int, bytes] | None = None  # see `_is_copy`
+        self._not_rotated = ""  # the reason, if the last attempt failed
         self.connects = 0
         self.connected_at = 0.0
         self._stopping = False
@@ -273,7 +274,10 @@ class Collector:
         settings = self.settings
 
         def connect() -> socket.socket:
-            sock: socket.socket = socket.create_connection((settings.host, settings.port), CONNECT_DEADLINE_S)
+            try:
+                sock: socket.socket = socket.create_connection((settings.host, settings.port), CONNECT_DEADLINE_S)
+            except UnicodeError as error:
+                raise CollectorError(f"{settings.host!r} is no host name: {error}") from error
             try:
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 if settings.tls:
@@ -513,14 +517,18 @@ class Collector:
     def _rotate(self) -> None:
         rows = self.store.rows
         try:
-            if self.store.rotate():
+            rotated = self.store.rotate()
+            self._not_rotated = ""
+            if rotated:
                 self.sealer.rows_closed += rows
                 self.health.unsealed_logs.set(len(self.store.closed))
                 self.sealer.wake()
         except LandingStalled as error:
             if self._stopping:
                 raise
-            self.health.log(f"{error}; no new log was made, the old one stays in use")
+            if str(error) != self._not_rotated:
+                self._not_rotated = str(error)
+                self.health.log(f"{error}; no new log was made, the old one stays in use")
 
     # --- waiting ------------------------------------------------------------------------------------------------
 
