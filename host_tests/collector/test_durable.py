@@ -15,6 +15,12 @@ def test_failed_block_keeps_the_old_content_and_leaves_no_temporary_file(tmp_pat
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("file", "old")]
 
 
+def test_error_names_the_file_and_not_its_temporary_name(tmp_path):
+    with pytest.raises(OSError) as raised, durable.replacing(tmp_path / "none" / "file", "w"):
+        pass
+    assert raised.value.filename == str(tmp_path / "none" / "file")
+
+
 @pytest.mark.parametrize("sync", [True, False])
 def test_content_and_name_are_synced_only_if_asked_for(tmp_path, monkeypatch, sync):
     order = []

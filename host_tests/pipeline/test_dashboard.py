@@ -1,6 +1,7 @@
 """The dashboard serves the report's page from growing tables, and no other file."""
 
 import contextlib
+import errno
 import http.client
 import json
 import os
@@ -183,6 +184,24 @@ def test_failed_refresh_is_reported_once_and_the_next_one_works(take, capsys, mo
         assert capsys.readouterr().err.count("division by zero") == 1
         shown.refresh()
         assert ask(port, "/facts.json")[0] == 200
+
+
+def test_read_only_tables_are_reported_once(take, capsys, monkeypatch):
+    out = take("a")
+    real = Path.open
+
+    def refuse(path, mode="r", *more, **named):
+        if "w" in mode:
+            raise OSError(errno.EROFS, "Read-only file system", str(path))
+        return real(path, mode, *more, **named)
+
+    with serving(out) as (shown, _):
+        monkeypatch.setattr(Path, "open", refuse)
+        shown.refresh()
+        shown.refresh()
+    assert capsys.readouterr().err.splitlines() == [
+        f"dashboard: OSError: [Errno 30] Read-only file system: '{out}/missing/missing.parquet'"
+    ]
 
 
 def test_page_refresh_keeps_search_and_scroll_position(chromium, take):
