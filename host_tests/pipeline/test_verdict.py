@@ -220,6 +220,20 @@ def test_quarantined_message_fails_unless_accepted(local, landing, out):
 
 
 @pytest.mark.req("P4")
+@pytest.mark.parametrize("reason", ["refused", "expired", "dropped", "damaged"])
+def test_board_s_counters_keep_the_reasons_of_missing_numbers(local, landing, out, reason):
+    landing.message("a", 1, 1)
+    landing.message("a", 1, 4, **{f"{reason}_seqs": "2-3"})
+    landing.seal()
+    output = taken(local, landing, out)
+    told = {"a": {"boots": [{"boot": 1, "first": 1, "last": 4}]}}
+    assert verdict.judge(output, verdict.Expectations(told)).line == f"{verdict.LOST} 2 missing (2 {reason})."
+    told["a"]["boots"][0]["last"] = 5
+    found = verdict.judge(output, verdict.Expectations(told))
+    assert found.line == f"{verdict.LOST} 3 missing (2 {reason}, 1 without a reason)."
+
+
+@pytest.mark.req("P4")
 def test_missing_numbers_show_reasons_and_given_up_ones_are_acceptable(local, landing, out):
     for seq in (1, 2, 6):
         landing.message("a", 1, seq)

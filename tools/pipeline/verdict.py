@@ -302,7 +302,7 @@ def _by_counter(device: str, boot: dict[str, int], row: dict[str, Any] | None) -
         "last_seq": last,
         "published": last - first + 1,
         "missing": missing,
-        "unexplained": max(0, missing - row["dropped"] - row["in_doubt"]),
+        "unexplained": max(0, missing - sum(row[reason] for reason in schemas.REASONS)),
         "missing_ranges": kept,
         "open": False,
     }
