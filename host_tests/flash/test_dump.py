@@ -6,13 +6,15 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from zlib import crc32
 
 import pytest
 
 from flashmqtt.flash.block import BlockRegion
 from flashmqtt.journal.journal import Journal
 from tools.flashsim.nor import SECTOR_BYTES, NorFlash, PowerCut
-from tools.journal.report import report
+from tools.journal import layout
+from tools.journal.report import read_sector, report
 from tools.virtual_board.device import Device
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -150,6 +152,20 @@ def test_dump_distinguishes_torn_damaged_foreign_and_blank_images(tmp_path: Path
     blank.write_bytes(b"\xff" * 16384)
     out, _, status = _run(blank)
     assert status == 1 and "No sector has a journal." in out and "blank" in out and "mount" not in out
+
+
+def test_dump_of_a_sector_that_follows_a_newer_one_ends() -> None:
+    flash, journal = _journal()
+    while not (sector := read_sector(2, _image(flash)[2 * SECTOR_BYTES : 3 * SECTOR_BYTES])).fields:
+        journal.append(*_message("x" * 100))
+    assert sector.seq == 3
+    content = bytearray(_image(flash))
+    header = memoryview(content)[2 * SECTOR_BYTES :][: layout.HEADER]
+    header[layout.H_PREV : layout.H_PREV + 2] = (2).to_bytes(2, "little")
+    header[layout.H_PREV_SEQ : layout.H_PREV_SEQ + 4] = (sector.seq + 1).to_bytes(4, "little")
+    header[layout.HEADER - 4 :] = crc32(header[: layout.HEADER - 4]).to_bytes(4, "little")
+    text, _ = report(bytes(content), SECTOR_BYTES)
+    assert " head " in text
 
 
 @pytest.mark.req("S6")

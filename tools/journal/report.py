@@ -187,7 +187,7 @@ def follow_chain(sectors: Sequence[Sector]) -> list[Sector]:
         if found is None:  # its header is damaged: take the next lower sequence
             end = head.limit
             found = max((s for s in journal if s.seq < seq), key=lambda s: s.seq, default=None)
-        if found is None or behind == head.fields["tail"] != found.number:
+        if found is None or found.seq >= at.seq or behind == head.fields["tail"] != found.number:
             break
         at = found
         at.state, at.limit = "in use", end
