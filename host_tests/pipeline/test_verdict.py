@@ -121,6 +121,15 @@ def test_missing_messages_are_found_with_and_without_expectations(local, landing
         ('{"a": {"boots": [{"boot": 1, "first": 1}]}}', "'last'"),
         ('{"a": {"boots": [{"boot": 1, "first": "1", "last": 2}]}}', "not supported between instances"),
         (
+            '{"a": {"boots": [{"boot": 1, "first": 1, "last": 1e400}]}}',
+            "'a' has the boot {'boot': 1, 'first': 1, 'last': inf}",
+        ),
+        ('{"a": {"boots": [{"boot": 1, "first": 1, "last": 2147483648}]}}', "'last': 2147483648}"),
+        (
+            '{"a": {"boots": [{"boot": 1.5, "first": 1, "last": 2}]}}',
+            "'a' has the boot {'boot': 1.5, 'first': 1, 'last': 2}",
+        ),
+        (
             '{"a": {"boots": [{"boot": 1, "first": 5, "last": 1}]}}',
             "'a' has the boot {'boot': 1, 'first': 5, 'last': 1}",
         ),

@@ -505,7 +505,9 @@ def _counters(path: Path) -> dict[str, Any]:
         boards: dict[str, Any] = json.loads(path.read_text())
         for device, counters in boards.items():
             for boot in counters["boots"]:
-                if not (boot["boot"] >= 0 and boot["first"] >= 1 and boot["last"] >= boot["first"] - 1):
+                number, first, last = boot["boot"], boot["first"], boot["last"]
+                plausible = 0 <= number <= schemas.LARGEST and 1 <= first <= last + 1 <= schemas.LARGEST + 1
+                if not plausible or not all(isinstance(one, int) for one in (number, first, last)):
                     raise ValueError(f"{device!r} has the boot {boot}")
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         form = '{"DEVICE": {"boots": [{"boot": 1, "first": 1, "last": 7}, ...]}, ...}'
