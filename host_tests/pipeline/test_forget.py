@@ -6,7 +6,9 @@ import json
 import os
 import re
 import shutil
+from pathlib import Path
 
+import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -488,6 +490,24 @@ def test_forget_keeps_held_messages_of_other_devices_that_contain_the_name(landi
     store = LandingStore(landing.directory / "d.logs", "d")
     assert [landing_forget.packet(*one) for one in store.packets_held()] == messages[1:3]
     store.close()
+
+
+@pytest.mark.req("P7")
+def test_forget_deletes_no_file_of_others_in_the_tables_folder(fleet, landing, tmp_path):
+    """A database there loses the device's rows only; a file that is not the pipeline's is listed."""
+    folder = Path(fleet.storage.root)
+    to = folder / "readings.duckdb"
+    database = sink.open_sink(str(to))
+    sink.bring(fleet, database)
+    database.close()
+    sink.register(fleet, str(to), "flashmqtt")
+    (folder / "notes.txt").write_text(f"{GONE} has a new battery")
+    done = forget.forget(str(landing.directory), fleet.storage.uri, [GONE])
+    assert done.rows[str(to)] > 0
+    assert done.left == [f"{fleet.storage.uri}/notes.txt"]
+    with duckdb.connect(str(to)) as database:
+        devices = {device for (device,) in database.execute("SELECT device FROM readings").fetchall()}
+    assert devices and GONE not in devices
 
 
 @pytest.mark.req("P3", "P4", "P7")

@@ -37,7 +37,7 @@ from tools.landing.store import LandingStore
 
 from . import byte_search, options, plain, prints, report, schemas, senml, series, sink, source, summary, verdict
 from .books import Books
-from .commits import COMMITS, DELTA_LOG, FORMAT_FILE, Commit, Output, OutputError, bucket_of, name_of
+from .commits import COMMITS, DELTA_LOG, Commit, Output, OutputError, bucket_of, name_of
 from .delta import Delta
 from .files import rewrite
 from .mapping import OURS, Mapping
@@ -46,8 +46,8 @@ from .messages import NO_MAPPING
 from .storage import Storage
 
 MESSAGE = ["topic", "payload", "collector", "segment", "row", "arrival"]
-KEPT = (COMMITS, FORMAT_FILE, "checkpoint", "sinks")
-"""These can't be made again, unlike pages, so they are never deleted as a whole."""
+MADE_AGAIN = (report.NAME, series.FOLDER, *{name.split("/", 1)[0] for name in verdict.FILES.values()}, "spark.log")
+"""Pages and the like. No other file that contains a name is deleted as a whole: it is not ours, or can't be made again."""
 WORDS_OF_LIBRARIES = """null true false PAR1 ARROW:schema parquet-cpp-arrow version list element SQLite autoindex indexsqlite
 protocol minReaderVersion minWriterVersion metaData metadata description format provider options schemaString fields nullable
 partitionColumns configuration createdTime struct array elementType containsNull string integer long double boolean binary
@@ -546,7 +546,7 @@ def _delete_unnamed(output: Output, names: Names) -> None:
         elif top in (*schemas.TABLES, "state", COMMITS):
             unnamed = name not in named and not is_log and name.endswith((".parquet", ".json"))
         else:
-            unnamed = top in pages or (top not in KEPT and byte_search.in_file(storage, name, names))
+            unnamed = top in pages or (top in MADE_AGAIN and byte_search.in_file(storage, name, names))
         if unnamed:
             storage.delete(name)
 
