@@ -292,6 +292,8 @@ class _Reading:
                 return
             wanted, limit, below = at.previous, at.previous_end, at.previous_sequence
             found = [header for header in self.headers if (header.sector, header.sequence) == (wanted, below)]
+            if below >= at.sequence:  # not older
+                found, below = [], at.sequence
             if not found:
                 yield Gap(), 0
                 limit, torn_apart = self.size, True

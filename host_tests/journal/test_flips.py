@@ -3,10 +3,14 @@
 These tests flip a sample; `python -m host_tests.journal.flips` flips every bit and prints the counts that FORMAT.md has.
 """
 
+from struct import pack_into, unpack_from
+from zlib import crc32
+
 import pytest
 
-from host_tests.journal.flips import MADE, SECTOR, content, flip
+from host_tests.journal.flips import MADE, SECTOR, SECTORS, content, flip
 from host_tests.journal.reader import read
+from tools.journal import layout
 
 STEP = 43  # no divisor of anything in the format
 
@@ -39,3 +43,28 @@ def test_reader_and_library_agree_on_flipped_images(name):
         assert {seq: body for seq, body in state.messages.items() if body} == found.messages, where
         assert set(state.lost) == found.lost and dict(state.held) == found.held, where
         assert state.boot + 1 == found.boot and state.marked - state.finished == found.marked, where
+
+
+@pytest.mark.req("S6")
+@pytest.mark.parametrize("name", MADE)
+def test_chain_that_would_be_a_circle_ends(name):
+    made = MADE[name]()
+    sequences = {}
+    for sector in range(SECTORS):
+        header = bytes(made.cells[sector * SECTOR : (sector + 1) * SECTOR])
+        end = layout.HEADER - 4 + 4 * (header[7] & 63)
+        if header[:4] == b"fmqj" and crc32(header[:end]) == unpack_from("<I", header, end)[0]:
+            sequences[sector] = unpack_from("<I", header, layout.H_SEQ)[0]
+    assert len(sequences) >= 2
+    for sector in sequences:
+        for previous, sequence in sequences.items():
+            cells = bytearray(made.cells)
+            at = sector * SECTOR
+            pack_into("<H", cells, at + layout.H_PREV, previous)
+            pack_into("<I", cells, at + layout.H_PREV_SEQ, sequence)
+            end = at + layout.HEADER - 4 + 4 * (cells[at + 7] & 63)
+            pack_into("<I", cells, end, crc32(cells[at:end]))
+            found = content(bytes(cells))
+            state = read(cells, SECTOR)
+            assert (state.low, state.next_seq) == (found.low, found.next_seq)
+            assert {seq: body for seq, body in state.messages.items() if body} == found.messages

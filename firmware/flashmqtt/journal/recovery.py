@@ -450,9 +450,9 @@ class Recovery:
             if sector == tail:
                 break
             before, end, seq = unpack_from("<2HI", self._links, 8 * sector)
-            if before >= self._sectors or not 0 < j._seqs[before] == seq:
+            if before >= self._sectors or not 0 < j._seqs[before] == seq < j._seqs[sector]:
                 end = j._sector_bytes
-                before = self._highest(j, seq) if j._first[sector] > j.floor else -1
+                before = self._highest(j, min(seq, j._seqs[sector])) if j._first[sector] > j.floor else -1
                 if before < 0:
                     break
             j._after[before] = sector
