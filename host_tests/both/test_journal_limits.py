@@ -593,7 +593,7 @@ def test_length_beyond_the_buffer_raises_usage_error_without_damage(length):
 @pytest.mark.req("S6")
 @pytest.mark.parametrize("region", [16, None, "journal"])
 def test_journal_on_something_that_is_no_region_is_refused(region):
-    with pytest.raises(UsageError, match="region .*: such as board.journal_region"):
+    with pytest.raises(UsageError, match=r"region .*: such as board.journal_region"):
         Journal(region)
 
 

@@ -34,7 +34,6 @@ from flashmqtt.codec.reasons import (
     SUBSCRIPTION_IDENTIFIERS_NOT_SUPPORTED,
     WILDCARD_SUBSCRIPTIONS_NOT_SUPPORTED,
 )
-from flashmqtt.codec.topics import is_shared
 from flashmqtt.compat import TYPE_CHECKING, const
 from flashmqtt.errors import BufferTooSmall, UsageError
 from flashmqtt.fast import copy
@@ -240,7 +239,7 @@ class Level5:
                 if not granted.get(SUBSCRIPTION_IDENTIFIERS_AVAILABLE, 1) and block:
                     if SUBSCRIPTION_IDENTIFIER in unpack(block, 0, len(block)):
                         code = SUBSCRIPTION_IDENTIFIERS_NOT_SUPPORTED
-                if not granted.get(SHARED_SUBSCRIPTION_AVAILABLE, 1) and is_shared(filter_):
+                if not granted.get(SHARED_SUBSCRIPTION_AVAILABLE, 1) and filter_[:7] == b"$share/":
                     code = SHARED_SUBSCRIPTIONS_NOT_SUPPORTED
                 if not granted.get(WILDCARD_SUBSCRIPTION_AVAILABLE, 1) and (b"#" in filter_ or b"+" in filter_):
                     code = WILDCARD_SUBSCRIPTIONS_NOT_SUPPORTED
