@@ -12,6 +12,7 @@ _NUMBERS = (
     " timeout_s response_s unclaimed_s"
 )
 _WHOLE = const(9)
+_LONGEST_WAIT_S = const(500000)
 
 
 def check_octets(text: "Any", name: str) -> None:
@@ -64,8 +65,9 @@ def refuse_number(values: "tuple[Any, ...]") -> None:
             raise UsageError("%s %r: a number is needed" % (names[i], value))
         if i < _WHOLE and not isinstance(value, int):
             raise UsageError("%s %r: a whole number is needed" % (names[i], value))
-        if not value < 1 << 29:
-            raise UsageError("%s %r: less than %d" % (names[i], value, 1 << 29))
+        limit = 1 << 29 if i < _WHOLE else _LONGEST_WAIT_S
+        if not value < limit:
+            raise UsageError("%s %r: less than %d" % (names[i], value, limit))
         if value < 0:
             raise UsageError("%s %r: not below 0" % (names[i], value))
 

@@ -76,7 +76,7 @@ _IPOLL = hasattr(_poll(), "ipoll")
 _SLICE_MS = const(200)
 _REFUSALS = const(64)  # how many codes of refused messages are kept
 _LIMIT = const(1 << 29)  # of numbers among the arguments
-_WHOLE = const(9)  # the first of them have no fractions: see `arguments.refuse_number`
+_WHOLE = const(9)  # the first of them have no fractions, the others are seconds: see `arguments.refuse_number`
 _LONGEST_WAIT_S = const(500000)  # of a wait: a board's ticks have room for 2^29 ms
 _LONGEST_WAIT_MS = const(500000000)
 _READ_DELAY_MS = const(10)  # how long `publish` delays reading, so that acknowledgements are handled in batches
@@ -268,7 +268,9 @@ class Client:
             unclaimed_s,
         )
         for i in range(12):
-            if not _isinstance(numbers[i], int if i < _WHOLE else (int, float)) or not 0 <= numbers[i] < _LIMIT:
+            if not _isinstance(numbers[i], int if i < _WHOLE else (int, float)) or not (
+                0 <= numbers[i] < (_LIMIT if i < _WHOLE else _LONGEST_WAIT_S)
+            ):
                 from .arguments import refuse_number
 
                 refuse_number(numbers)
