@@ -1347,10 +1347,48 @@ def test_first_message_comes_again_if_there_was_no_memory_for_its_object(qos):
     mqtt.disconnect()
 
 
+@pytest.mark.req("Q4", "R2", "R4")
+@pytest.mark.parametrize("case", ["held_length 1", "can_hold 1", "hold_begin 1", "hold_extend 1", "hold_extend 3"])
+def test_long_qos_2_message_comes_again_after_the_store_failed(case):
+    for error in (MemoryError, FlashFailed, KeyboardInterrupt):
+        store = RamStore()
+        broker, mqtt = connected(store=store, buffer_bytes=128, chunks=True)
+        broker.present = 1
+        seen = []
+        mqtt.subscribe("a", 2, lambda m, seen=seen: seen.append(bytes(m.payload)))
+        name, call = case.split()
+        works = getattr(store, name)
+        left = [int(call)]
+
+        def fails(*arguments, store=store, name=name, works=works, left=left, error=error):
+            left[0] -= 1
+            if left[0]:
+                return works(*arguments)
+            setattr(store, name, works)
+            raise error
+
+        setattr(store, name, fails)
+        long = bytes(range(250)) * 2
+        broker.give(publish(b"a", long, 2, 1))
+        begin = ticks_ms()
+        with pytest.raises(error):
+            while broker.connects == 1:
+                assert ticks_diff(ticks_ms(), begin) < 5000, "the store did not fail"
+                mqtt.poll(5)
+        poll_until(mqtt, lambda broker=broker, mqtt=mqtt: broker.connects == 2 and mqtt.connected)
+        assert broker.of(5) == [] and seen == []
+        broker.give(publish(b"a", long, 2, 1, dup=1))
+        poll_until(mqtt, lambda broker=broker: broker.of(5))
+        broker.give(pubrel(1))
+        poll_until(mqtt, lambda broker=broker: acknowledged(broker) == [1])
+        assert b"".join(seen) == long and not store.held()
+        mqtt.disconnect()
+
+
 @pytest.mark.req("Q4", "R4")
 @pytest.mark.parametrize("name", ["held_length", "can_hold", "hold", "read_held"])
 def test_qos_2_packet_is_processed_once_more_after_the_store_failed(name):
-    for error in (MemoryError, FlashFailed):
+    for error in (MemoryError, FlashFailed, KeyboardInterrupt):
         store = RamStore()
         broker, mqtt = connected(store=store)
         seen = []

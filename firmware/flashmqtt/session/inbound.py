@@ -77,8 +77,8 @@ class Inbound:
         """Process a PUBLISH of QoS 2 or a PUBREL; return the event to report."""
         try:
             return self._receive(packet, now_ms)
-        except Exception:
-            # No memory, or the store failed: the broker does not send the packet again on this connection.
+        except BaseException:
+            # No memory, the store failed, or Ctrl-C: the broker does not send the packet again on this connection.
             self.again = self._session.urgent = True
             raise
 

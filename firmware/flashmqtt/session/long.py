@@ -62,6 +62,16 @@ class Long:
 
     def receive(self, packet: "Any", now_ms: int) -> "Any":
         """Process a chunk of a PUBLISH; return the event to report."""
+        try:
+            return self._receive(packet, now_ms)
+        except BaseException:
+            # No memory, the store failed, or Ctrl-C: without this chunk the message is not complete.
+            self._way = _LEAVE if packet.more else _NONE
+            self._session.load_inbound().leave(1, now_ms, 0)
+            self._session.store.hold_abandon()
+            raise
+
+    def _receive(self, packet: "Any", now_ms: int) -> "Any":
         session = self._session
         way = self._way
         if way == _NONE:
