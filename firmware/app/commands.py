@@ -89,7 +89,7 @@ class Commands:
     def resume(self):
         """After a start, finish the command that a power cut interrupted; return its name, or "" if there is none."""
         intent = self._state.get("intent")
-        if not intent or self._stored() >= intent["seq"]:
+        if not intent or self._stored() + 1 != intent["seq"]:  # its reply is stored; or it is of an older journal
             return ""
         if intent["do"] != "reboot":  # the board has just rebooted
             self._act(intent["do"], intent["ms"])

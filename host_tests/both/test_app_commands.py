@@ -113,6 +113,19 @@ def test_power_cut_at_every_step_leaves_one_effect_and_one_reply():
     forget(PATH)
 
 
+@pytest.mark.req("Q4", "B4")
+def test_finished_command_is_not_repeated_with_a_new_journal():
+    board = Board(PATH)
+    board.commands.take(b'{"id": "7", "do": "interval", "ms": 5000}')
+    assert len(board.acts) == len(board.replies) == 1
+    board.stored = 0  # the journal was wiped, or has another size: its numbers begin at 1 again
+    for _ in range(3):
+        board.start()
+        board.stored += 1
+    assert len(board.acts) == len(board.replies) == 1
+    forget(PATH)
+
+
 @pytest.mark.req("B4")
 def test_reboot_command_is_not_repeated_after_the_reboot():
     board = Board(PATH)
