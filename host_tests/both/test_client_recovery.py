@@ -6,13 +6,13 @@ import pytest
 
 from flashmqtt.backoff import Backoff
 from flashmqtt.client import Client
-from flashmqtt.errors import StoreWorn, UsageError
+from flashmqtt.errors import ConnectRefused, StoreWorn, UsageError
 from flashmqtt.flash.ram import RamRegion
 from flashmqtt.journal.journal import DROP_OLDEST, Journal
 from flashmqtt.session.ram import RamStore
 from flashmqtt.simple import MQTTClient
 from loopback import Loopback, poll_until
-from test_client import PATIENCE_S, connected
+from test_client import PATIENCE_S, client, connected
 from wire import CutStore, publish, pubrel
 
 
@@ -393,3 +393,22 @@ def test_umqtt_publish_does_not_wait_for_a_message_lost_by_the_flash():
     assert not session.pending()
     mqtt.disconnect()
     broker.close()
+
+
+@pytest.mark.req("Q8")
+def test_session_is_resumed_after_a_failed_attempt_at_another_level():
+    store = CutStore()
+    broker, mqtt = connected(store=store)
+    mqtt.disconnect()
+    broker.present = 1
+    for _ in range(2):
+        broker.code = 0x84
+        mqtt = client(broker, store=store, level=5)
+        with pytest.raises(ConnectRefused):
+            mqtt.connect()
+        mqtt.disconnect()
+        broker.code = 0
+        before = broker.connects
+        mqtt = client(broker, store=store)
+        assert mqtt.connect() is True and broker.connects == before + 1
+        mqtt.disconnect()

@@ -174,7 +174,14 @@ class Session:
             if noted != _BLANK and store.low != store.next_seq:
                 raise UsageError("messages of level %d are stored: deliver them and disconnect, or format" % noted)
             if self.remember:  # write it now: messages may be stored before the first connection
-                self.replace_note(bytes((_LEVEL_5 if level == _LEVEL_5 else 4, 0)) + b"\xff" * 10)
+                # Inverted CRCs are not valid; they are again if the session returns to its other level without a connection.
+                fresh = bytearray(self.note)
+                for i in range(4, 12):
+                    fresh[i] ^= _BLANK
+                fresh[0] = _LEVEL_5 if level == _LEVEL_5 else 4
+                fresh[1] = 0
+                fresh[2] = _BLANK
+                self.replace_note(bytes(fresh))
         if store.held():
             self.load_inbound()
         store.on_drop = self._dropping
@@ -237,7 +244,8 @@ class Session:
         return self.long
 
     # --- the note: level, backoff step | doubt << 7, a suspect's failed trials and sequence & 255 (FF: no suspect), CRC of the
-    # client id, CRC of the broker's address (FF in both: no broker has accepted a connection of this store at this level) ---
+    # client id, CRC of the broker's address (both inverted: of the last connection at the other level; FF or 0 in both: no broker
+    # has accepted a connection of this store) ---
 
     def has_note(self, client_id: "Any", broker: "Any") -> bool:
         """Return whether the broker's session for this client id is known to have begun with this store."""
