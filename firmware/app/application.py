@@ -104,6 +104,7 @@ class Application:
         self._greeting = -1  # the next step of `_greet`, which runs with every connection; -1: done
         self.outcomes = None  # undelivered messages: `outcomes.Outcomes`
         self._doubt = None  # first and last number of messages in doubt: delivered never, once or twice
+        self._doubt_ms = 0  # when to report them, unless the store is empty before
         self._reboot_ms = 0
         self._identify_ms = 0
         self._lit = None
@@ -362,12 +363,17 @@ class Application:
             self._time_learnt()
         if self._greeting >= 0 and self.client.connected:
             self._greet()
-        if self._doubt:
-            labels = {"doubt_first": self._doubt[0], "doubt_last": self._doubt[1]}
-            self._doubt = None
-            self.publish("health", 1, [{"n": "in_doubt", "vb": True}], labels)
         config = self.config
         now = self.uptime.ms()
+        if self._doubt and (now >= self._doubt_ms or not self.client.pending):
+            first, last = self._doubt
+            self._doubt = None
+            if not self.publish(
+                "health", 1, [{"n": "in_doubt", "vb": True}], {"doubt_first": first, "doubt_last": last}
+            ):
+                self._on_in_doubt(first)  # the store is full: try again later
+                self._on_in_doubt(last)
+                self._doubt_ms = now + config["status_ms"]
         if config["health_s"] and now >= self._health_ms:
             self._health_ms = now + config["health_s"] * 1000
             self._tell_health()

@@ -241,6 +241,41 @@ def test_full_store_counts_refused_readings_and_stores_the_boot_message_later(po
     broker.close()
 
 
+class Forgetful(Loopback):
+    """Answers no PUBREL in its first connection."""
+
+    def take(self, one):
+        if one[0] >> 4 == 6 and self.connects == 1:
+            self.packets.append(one)
+        else:
+            super().take(one)
+
+
+@pytest.mark.parametrize("policy", ["refuse", "drop-newest"])
+@pytest.mark.req("Q8", "R5")
+def test_messages_in_doubt_are_reported_although_the_store_was_full(policy):
+    broker = Forgetful()
+    settings = {"broker": "127.0.0.1", "port": broker.port, "health_s": 0, "watchdog_s": 8, "when_full": policy}
+    application = Application(Board(broker), check(settings), Facts())
+    first = application.journal.stored + 1
+    for _ in range(2):
+        application.publish("readings", 2, [{"n": "load", "v": 1}])
+    while len(broker.of(6)) < 2:
+        application.turn(20)
+    while application.publish("readings", 1, [{"n": "load", "v": 1}]):
+        broker.silent = True
+    broker.silent = False
+    broker.drop()  # and with it the broker's session
+    begin = ticks_ms()
+    while not any(b'"in_doubt"' in one for one in broker.of(3)):
+        assert ticks_diff(ticks_ms(), begin) < 30000, "not reported"
+        application.turn(20)
+    (report,) = [one for one in broker.of(3) if b'"in_doubt"' in one]
+    assert b'"doubt_first": %d' % first in report and b'"doubt_last": %d' % (first + 1) in report
+    application.client.link.stop()
+    broker.close()
+
+
 class Slow:
     """A sensor whose read returns the measurement that the previous read started; a measurement takes 750 ms."""
 
