@@ -349,6 +349,20 @@ def test_qos_0_message_over_server_limits_is_not_sent():
     assert len(sent) == 32
 
 
+@pytest.mark.req("W12")
+@pytest.mark.clause("5:MQTT-3.2.2-15")
+@pytest.mark.parametrize("topic", [b"a", b"a/b", b"a/long/topic"])
+def test_qos_0_message_with_an_alias_is_not_longer_than_the_server_accepts(topic):
+    for limit in (20, 130, 200):
+        for size in range(limit - 30, limit):
+            broker = connected(properties=b"\x27" + bytes((0, 0, 0, limit)) + b"\x22\0\5")
+            whole = len(publish(topic, b"x" * max(size, 0)))
+            for _ in range(2):
+                assert broker.session.put_unstored(topic, b"x" * max(size, 0))
+            sent = broker.took()
+            assert len(sent) == (2 if whole <= limit else 0) and all([len(one) <= limit for one in sent])  # noqa: C419
+
+
 @pytest.mark.req("W12", "Q4")
 def test_message_with_alias_of_a_long_topic_is_held_completely():
     broker = connected(alias_maximum=1, buffer_bytes=128, packet_bytes=128)

@@ -258,8 +258,8 @@ class Level5:
     ) -> bool:
         """Do what the output's `put_unstored` does, with an alias if the server allows it [MQTT-3.2.2-17] [MQTT-3.2.2-18].
 
-        A message that the server would refuse is dropped, as QoS 0 allows. Its length is checked with the whole topic, not with
-        an alias.
+        A message that the server would refuse is dropped, as QoS 0 allows. Its length is checked with the whole topic. A message
+        that is nearly too long has no alias, which may make it longer.
         """
         if not topic:  # with an alias, an empty topic would be valid
             from flashmqtt.arguments import refuse_topic
@@ -269,12 +269,14 @@ class Level5:
         n = len(payload)
         aliases = self._outbound
         end = output.end
+        alias = 0
         try:
-            if len(topic) + n + len(properties) + 11 > self._packet_limit:
+            if len(topic) + n + len(properties) + 14 > self._packet_limit:
                 n += put_publish_head(output.buf, end, topic, n, 0, retain, False, 0, 5, properties) - end
+            else:
+                alias = aliases.alias(topic)
             if self.objection(1 if retain else 0, n):
                 return True
-            alias = aliases.alias(topic)
             if alias:
                 properties += aliases.properties(abs(alias))
             output.put(put_publish, b"" if alias > 0 else topic, payload, 0, retain, False, 0, 5, properties)
