@@ -1419,3 +1419,33 @@ def test_qos_2_packet_is_processed_once_more_after_the_store_failed(name):
         turn(broker, mqtt)
         assert raised == 2 and broker.connects == 1 and seen == [b"1"] and not store.held()
         mqtt.disconnect()
+
+
+@pytest.mark.req("Q3", "R2", "R4")
+def test_long_qos_1_message_interrupted_between_two_pieces_comes_again_from_its_beginning():
+    broker, mqtt = connected(buffer_bytes=128, chunks=True)
+    broker.present = 1
+    seen = []
+    mqtt.on_message = lambda m: seen.append((m.offset, bytes(m.payload)))
+    works = mqtt.session.show
+
+    def interrupted(packet):
+        if packet.payload_offset:
+            mqtt.session.show = works
+            raise KeyboardInterrupt
+        works(packet)
+
+    mqtt.session.show = interrupted
+    long = bytes(range(250)) * 2
+    broker.give(publish(b"a", long, 1, 1))
+    begin = ticks_ms()
+    with pytest.raises(KeyboardInterrupt):
+        while ticks_diff(ticks_ms(), begin) < 5000:
+            mqtt.poll(5)
+    turn(broker, mqtt)
+    assert acknowledged(broker) == [] and len(seen) == 1
+    reconnect(broker, mqtt)
+    broker.give(publish(b"a", long, 1, 1, dup=1))
+    poll_until(mqtt, lambda: acknowledged(broker) == [1])
+    assert seen[1][0] == 0 and b"".join([payload for _, payload in seen[1:]]) == long
+    mqtt.disconnect()

@@ -67,8 +67,10 @@ class Long:
         except BaseException:
             # No memory, the store failed, or Ctrl-C: without this chunk the message is not complete.
             self._way = _LEAVE if packet.more else _NONE
-            self._session.load_inbound().leave(1, now_ms, 0)
-            self._session.store.hold_abandon()
+            session = self._session
+            if session.inbound:
+                session.inbound.leave(1, now_ms, 0)
+                session.store.hold_abandon()
             raise
 
     def _receive(self, packet: "Any", now_ms: int) -> "Any":
