@@ -485,6 +485,8 @@ class Application:
                 quiet_ms = self.uptime.ms() + _LISTEN_MS
             elif self.uptime.ms() >= quiet_ms:
                 break
+        if self.outcomes and self.outcomes.news:  # RAM does not survive the sleep
+            self._tell([{"n": "undelivered", "vb": True}])
         self.client.disconnect()
         self.journal.close()
         self.status()

@@ -149,3 +149,31 @@ def test_several_refused_health_messages_are_not_repeated_endlessly():
     assert len(broker.seqs) <= 11, len(broker.seqs)  # each reading, its health message, and one of a status line
     assert broker.seqs[:5] == [1, 2, 3, 4, 5]
     reports_once_it_may(broker, application)
+
+
+class Asleep(Exception):
+    """Raised instead of a deep sleep."""
+
+
+@pytest.mark.req("R5", "B5")
+def test_sleeping_board_reports_refused_messages_although_the_report_was_refused():
+    gc.collect()
+    broker = Refusing([b"readings", b"health"])
+    settings = {"broker": "127.0.0.1", "port": broker.port, "level": 5, "health_s": 0, "sleep_s": 600, "watchdog_s": 8}
+    board = Board(broker)
+    state = Facts()
+
+    def sleep(ms):
+        raise Asleep
+
+    board.sleep = sleep
+    for wake in range(2):
+        application = Application(board, check(settings), state)
+        with pytest.raises(Asleep):
+            application.run()
+        application.client.link.stop()
+        if not wake:
+            assert broker.seqs[0] == 1 and broker.healths == []
+        broker.refused = []
+    assert broker.healths and broker.healths[0][0]["refused_seqs"].split(",") == [str(seq) for seq in broker.seqs]
+    broker.close()
