@@ -8,7 +8,7 @@ from failing import FailingRegion
 from flashmqtt.errors import FlashFailed, StoreError, StoreForeign, StoreFull, StoreWorn, UsageError
 from flashmqtt.flash.block import BlockRegion
 from flashmqtt.flash.ram import RamRegion
-from flashmqtt.journal.journal import DROP_NEWEST, DROP_OLDEST, Journal
+from flashmqtt.journal.journal import DROP_NEWEST, DROP_OLDEST, REFUSE, Journal
 from stored import held_messages
 from tools.flashsim.nor import NorFlash
 
@@ -225,6 +225,20 @@ def test_message_over_the_limit_drops_nothing():
             journal.begin(100000)
     assert journal.dropped == dropped and bytes(region.cells) == before
     assert drain(journal) == list(range(dropped + 1, n + 1))
+
+
+@pytest.mark.req("S5")
+@pytest.mark.parametrize("policy", (REFUSE, DROP_NEWEST))
+def test_message_in_pieces_is_refused_at_the_end_of_the_last_sector_that_is_left(policy):
+    """The offset of a sector's end is that of a page's begin, too: 177 bytes seemed to fit into the rest of that page."""
+    journal = Journal(RamRegion(6, 1024), policy)
+    fill(journal, 232)  # three of them end with a sector
+    dropped = journal.dropped
+    if policy == REFUSE:
+        with pytest.raises(StoreFull):
+            journal.begin(177)
+    else:
+        assert not journal.begin(177) and journal.dropped == dropped + 1
 
 
 @pytest.mark.req("S5")
