@@ -241,6 +241,21 @@ def test_message_in_pieces_is_refused_at_the_end_of_the_last_sector_that_is_left
         assert not journal.begin(177) and journal.dropped == dropped + 1
 
 
+@pytest.mark.req("S5", "S6")
+def test_refused_held_message_is_announced_and_leaves_the_head_as_it_is():
+    journal = Journal(RamRegion(4, 1024))
+    for _ in range(5):
+        journal.append(bytes(232), 232)
+    journal.append(bytes(60), 60)  # no other sector is left; what is held must not end in the last 128 bytes of this one
+    assert journal.can_hold(10) and not journal.can_hold(40)
+    with pytest.raises(StoreFull):
+        journal.hold(1, bytes(40), 40)
+    with pytest.raises(StoreFull):
+        journal.hold_begin(1, 40)
+    journal.hold(2, bytes(10), 10)
+    assert journal.append(b"in the same sector", 18)
+
+
 @pytest.mark.req("S5")
 def test_refused_message_writes_nothing():
     flash = NorFlash(6 * 4096)

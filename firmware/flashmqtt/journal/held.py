@@ -88,7 +88,20 @@ class Held:
     def can_hold(self, length: int) -> bool:
         """Return whether there is room now to hold a message of this length."""
         journal = self._journal
-        return not journal.worn and self.count < journal.hold_limit and has_room(journal, length, _FOR_HELD, False)
+        return not journal.worn and self.count < journal.hold_limit and self._has_room(length, False)
+
+    def _has_room(self, length: int, leave: bool) -> "Any":
+        """Return whether there is room for a message. If it must begin in a new sector, and `leave` is set, leave the head."""
+        journal = self._journal
+        size = journal._sector_bytes
+        spoiled = journal._spoiled
+        # All held messages of a sector must fit into a new one, after its header and lists, when they are carried.
+        if _end_of(length, journal._end) > size - (4 * _PAGE if size >= 4096 else _PAGE // 2):
+            journal._spoiled = True
+        room = has_room(journal, length, _FOR_HELD, leave)
+        if not (leave and room):
+            journal._spoiled = spoiled
+        return room
 
     def hold(self, key: int, buf: "bytes | bytearray | memoryview", length: int) -> None:
         """Store a message in pieces; it is held when the last piece is written."""
@@ -117,11 +130,7 @@ class Held:
             refuse_worn(journal)
         if self.unwritten:  # the record of an earlier discard of this key must come before the new message
             self.write_released()
-        # All held messages of a sector must fit into a new one, after its header and lists, when they are carried.
-        size = journal._sector_bytes
-        if _end_of(length, journal._end) > size - (4 * _PAGE if size >= 4096 else _PAGE // 2):
-            journal._spoiled = True
-        if not has_room(journal, length, _FOR_HELD, True):
+        if not self._has_room(length, True):
             raise StoreFull("no room for %d bytes to hold" % length)
 
     # --- in pieces ---
