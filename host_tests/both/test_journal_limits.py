@@ -257,6 +257,23 @@ def test_refused_held_message_is_announced_and_leaves_the_head_as_it_is():
 
 
 @pytest.mark.req("S5")
+def test_dropped_messages_do_not_wait():
+    region = RamRegion(6)
+    journal = Journal(region, policy=DROP_OLDEST)
+    for _ in range(3):
+        journal.append(MESSAGE, 100)
+    journal.mark(2)
+    while journal.dropped < 60:
+        journal.append(MESSAGE, 100)
+    for each in (journal, Journal(again(region), policy=DROP_OLDEST)):
+        assert each.low == 2 and each.dropped > 60 and each.waiting == each.stored - each.dropped
+        each.finish(2)
+        assert each.waiting == each.next_seq - each.low == each.stored - each.dropped - 1
+        each.finish(each.low + 1)
+        assert each.waiting == each.stored - each.dropped - 2
+
+
+@pytest.mark.req("S5")
 def test_refused_message_writes_nothing():
     flash = NorFlash(6 * 4096)
     journal = Journal(BlockRegion(flash))

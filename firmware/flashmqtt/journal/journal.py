@@ -135,9 +135,10 @@ class Journal:
         if name == "stored":
             return self.next_seq - 1
         if name == "waiting":
-            n = self.next_seq - self.low
-            for i in range(_WINDOW):
-                n -= self._state[4 + (i >> 3)] >> (i & 7) & 1
+            end = self.low + _WINDOW
+            n = max(self.next_seq - max(end, self.floor), 0)
+            for seq in range(self.low, min(end, self.next_seq)):
+                n += not self.is_finished(seq)
             return n
         if name == "begin" or name == "extend" or name == "commit":
             from .pieces import Pieces
@@ -304,15 +305,18 @@ class Journal:
         """Advance `low` past all messages that are finished or dropped."""
         state = self._state
         seq = self.low
+        end = seq + _WINDOW
         while seq < self.next_seq:
             bit = 1 << (seq & 7)
             i = 4 + (seq >> 3 & 3)
             if not state[i] & bit and (seq >= self.floor or state[i + 4] & bit):
                 break
+            seq += 1
+            if seq == end:  # all messages from here to floor were dropped: there may be a million
+                seq = max(seq, self.floor)
             # Ctrl-C raises at a jump or after a call: it can't separate these lines.
             state[i] &= ~bit
             state[i + 4] &= ~bit
-            seq += 1
             self.low = seq
             pack_into("<I", state, 0, seq)
 
