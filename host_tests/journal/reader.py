@@ -107,6 +107,8 @@ def read_header(number: int, content: bytes, sectors: int) -> Header | None:
     u32 = [_number(content, at) for at in range(8, 48, 4)]
     sequence, low, finished, marked, first, floor, dropped, damaged, boot, _erases = u32
     u16 = [_number(content, at, 2) for at in (50, 52, 54)]
+    if sequence >= 1 << 30 or first >= 1 << 30:
+        return None  # [Damage, Refusals]
     return Header(
         *(number, sequence, low, finished, marked, first, continued, floor, dropped, damaged, boot),
         *(*u16, _number(content, 56), content[60:72], held, end),
@@ -290,7 +292,7 @@ class _Reading:
             yield at, limit
             if at.sector == head.tail or at.previous == NOWHERE or (torn_apart and at.first <= head.floor):
                 return
-            wanted, limit, below = at.previous, at.previous_end, at.previous_sequence
+            wanted, limit, below = at.previous, min(at.previous_end, self.size), at.previous_sequence
             found = [header for header in self.headers if (header.sector, header.sequence) == (wanted, below)]
             if below >= at.sequence:  # not older
                 found, below = [], at.sequence
@@ -381,7 +383,7 @@ class _Reading:
                 next_seq = max(next_seq, record.sequence + record.kind // LAST)
             elif record.type != HELD:
                 next_seq = max(next_seq, record.sequence)
-            if record.type == NOTE:
+            if record.type == NOTE and len(record.body) == 12:
                 state.note = record.body
             if record.type == STATE and record.sector == head.sector:
                 if record.body:
@@ -389,6 +391,13 @@ class _Reading:
                 state.boot += record.kind & MOUNTED > 0
         state.low, state.finished, state.marked = low, _bitmap(finished, low), _bitmap(marked, low)
         state.next_seq = max(next_seq, low, *(sequence + 1 for sequence in state.finished | state.marked))
+        # Refusals.
+        if (
+            state.next_seq >= 1 << 30
+            or state.floor > state.next_seq
+            or max(state.boot, state.dropped, state.damaged) >= 1 << 31
+        ):
+            raise Refused("StoreCorrupt")
 
     def held(
         self,

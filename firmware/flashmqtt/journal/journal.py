@@ -673,7 +673,7 @@ class Journal:
         sector = self._head
         for _ in range(n):
             sector = (sector + 1) % n
-            if not self._use[sector]:
+            if not self._use[sector] and self._ring_seq < _SEQUENCE_LIMIT - 1:
                 # The erase count (below 2^24) is in the old header; without a whole header, assume the count of the head.
                 self._load(sector * self._sector_bytes)
                 page = self._page

@@ -41,6 +41,7 @@ _NONE = const(0xFFFF)
 _WINDOW = const(32)
 _CHAINED = const(1)
 _FOR_STATE = const(1)
+_SEQUENCE_LIMIT = const(0x3FFFFFFF)
 _VOIDED = const(64)  # how many sector sequences a mount record makes void
 
 
@@ -178,7 +179,7 @@ class Recovery:
             self._magic = True
             if fields[1] ^ fields[2] == 0xFF and fields[1] != 2:
                 version = fields[1]
-            elif _header_end(page):
+            elif _header_end(page) and max(seq, fields[7]) <= _SEQUENCE_LIMIT:
                 if fields[13] != self._sectors or fields[3] != j._shift:
                     raise StoreForeign("a journal of %d sectors of %d bytes" % (fields[13], 1 << fields[3]))
                 j._seqs[sector] = seq
@@ -279,6 +280,8 @@ class Recovery:
             i = 4 + (seq >> 3 & 3)
             if (j._state[i] | j._state[i + 4]) & 1 << (seq & 7):
                 j.next_seq = max(j.next_seq, seq + 1)
+        if not j.floor <= j.next_seq <= _SEQUENCE_LIMIT or (j.dropped | j.damaged | j.boot) >> 31:
+            raise StoreCorrupt("next message %d, boot %d: too high" % (j.next_seq, j.boot))
         j._advance()
         j.fresh = j.next_seq == 1 and not self._places and is_blank(j.note, 0, 12)
         self._place_cursor(j)
@@ -395,7 +398,7 @@ class Recovery:
                 elif kind == _RELEASED:
                     keys = unpack_from("<%dH" % (n >> 1), page, body)
                     self._places = [held for held in self._places if held[0] not in keys]
-                elif kind == _NOTE:
+                elif kind == _NOTE and n == 12:
                     copy(j.note, 0, page, body, 12)
                 elif head and n == 8:
                     j.dropped, j.damaged = unpack_from("<2I", page, body)
@@ -408,6 +411,7 @@ class Recovery:
             at = 4 * parts[i + 1]
             if (
                 sector < self._sectors
+                and at < j._sector_bytes
                 and j._use[sector] == _CHAINED
                 and j._look(sector, at)
                 and j._kind & _TYPE == _HELD
@@ -456,7 +460,7 @@ class Recovery:
                 if before < 0:
                     break
             j._after[before] = sector
-            j._ends[before] = end
+            j._ends[before] = min(end, j._sector_bytes)
             if sector == head:
                 j._prev = before
             sector = before
