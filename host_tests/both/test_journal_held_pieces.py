@@ -6,7 +6,9 @@ import pytest
 
 from flashmqtt.errors import StoreFull, UsageError
 from flashmqtt.flash.block import BlockRegion
+from flashmqtt.flash.ram import RamRegion
 from flashmqtt.journal.journal import DROP_NEWEST, DROP_OLDEST, REFUSE, Journal
+from stored import held_messages
 from tools.flashsim.nor import NorFlash, PowerCut, Random
 
 ROUNDS = 12 if sys.implementation.name == "micropython" else 40
@@ -187,3 +189,21 @@ def test_incomplete_message_is_not_held_but_occupies_its_key():
     got = bytearray(10)
     journal.read_held(7, 0, got, 0, 10)
     assert journal.held() == [7] and got == BODY[5:15]
+
+
+@pytest.mark.req("S2", "S6")
+def test_incomplete_message_that_comes_again_after_a_clean_end_is_not_damaged():
+    """A board that goes to sleep while a message arrives gets it again, with the same packet id."""
+    region = RamRegion(6)
+    journal = Journal(region)
+    journal.hold_begin(5, 400)
+    journal.hold_extend(content(1, 400), 0, 300)
+    for _ in range(15):  # the next sector's header lists the incomplete message
+        journal.append(content(2, 232), 232)
+    journal.close()
+    journal = Journal(region)
+    assert journal.held() == [] and journal.damaged == 0
+    journal.hold(5, content(1, 400), 400)
+    for _ in range(2):
+        journal = Journal(region)
+        assert held_messages(journal) == [(5, content(1, 400))] and journal.damaged == 0

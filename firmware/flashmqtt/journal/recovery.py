@@ -509,7 +509,7 @@ class Recovery:
                 at = j._record_end
                 if j._kind & _TYPE == _HELD and j._key == key:
                     if j._seq != piece:
-                        j._skipped = 1
+                        j._skipped = j._seq  # piece 0: it was not complete at a clean end, and began again later
                         break
                     piece += 1
                     length += j._length
