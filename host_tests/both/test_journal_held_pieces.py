@@ -207,3 +207,21 @@ def test_incomplete_message_that_comes_again_after_a_clean_end_is_not_damaged():
     for _ in range(2):
         journal = Journal(region)
         assert held_messages(journal) == [(5, content(1, 400))] and journal.damaged == 0
+
+
+@pytest.mark.req("S6")
+def test_message_in_pieces_beyond_the_held_limit_is_refused():
+    """The last place was free at `hold_begin`, and taken when the first piece was written."""
+    journal = Journal(RamRegion(8))
+    for key in range(1, journal.hold_limit):
+        journal.hold(key, content(key, 9), 9)
+    journal.hold_begin(300, 400)
+    journal.hold(400, content(1, 9), 9)
+    with pytest.raises(StoreFull):
+        journal.hold_extend(content(2, 400), 0, 400)
+    journal.hold_abandon()
+    assert len(journal.held()) == journal.hold_limit
+    journal.discard(400)
+    journal.hold_begin(300, 400)
+    journal.hold_extend(content(2, 400), 0, 400)
+    assert held_messages(journal)[-1] == (300, content(2, 400))

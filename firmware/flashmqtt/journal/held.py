@@ -174,14 +174,17 @@ class Held:
         self, key: int, done: int, buf: "bytes | bytearray | memoryview", start: int, n: int, length: int
     ) -> None:
         """Write a piece. After the first one the message is listed, so that its sector stays on the chain."""
+        journal = self._journal
+        if not done and self.count == journal.hold_limit:  # the last place was taken after `hold_begin`
+            raise StoreFull("%d messages are held" % self.count)
         last = done + n >= length
         kind = _HELD | _LAST if last else _HELD
-        place = self._journal._write(kind, key, done // _BODY_MAX, buf, start, n, _FOR_HELD)
+        place = journal._write(kind, key, done // _BODY_MAX, buf, start, n, _FOR_HELD)
         self.in_head = True
         if not done:
             self.add(key, place, length)
         if last:
-            self._journal.fresh = False
+            journal.fresh = False
 
     def add(self, key: int, place: int, length: int) -> None:
         """List a message; it replaces an older one with the same key."""
