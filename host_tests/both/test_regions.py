@@ -382,3 +382,76 @@ def test_file_open_in_another_region_is_refused_until_closed():
     assert _read(second, 0, 32) == bytes(_pattern(16)) * 2
     second.close()
     os.remove(path)
+
+
+class FailingFile:
+    """A file whose calls fail from a chosen one on."""
+
+    def __init__(self, file, failing, short=False):
+        self._file = file
+        self._failing = failing
+        self._short = short
+
+    def _check(self, call):
+        if call == self._failing and not self._short:
+            raise OSError(5)  # EIO
+
+    def seek(self, offset, whence=0):
+        """Seek, or raise EIO."""
+        self._check("seek")
+        return self._file.seek(offset, whence)
+
+    def readinto(self, buf):
+        """Fill buf, or raise EIO."""
+        self._check("readinto")
+        return self._file.readinto(buf)
+
+    def write(self, buf):
+        """Write, or raise EIO, or write a part as MicroPython does on a disk that is full."""
+        self._check("write")
+        if self._short:
+            return self._file.write(memoryview(buf)[: len(buf) // 2])
+        return self._file.write(buf)
+
+    def flush(self):
+        """Flush, or raise EIO."""
+        self._check("flush")
+        self._file.flush()
+
+    def close(self):
+        """Close."""
+        self._file.close()
+
+
+@pytest.mark.req("S6")
+@pytest.mark.parametrize("call", ("seek", "readinto", "write", "flush", "short"))
+def test_failing_file_raises_flash_failed(call):
+    path = _scratch("failing")
+    region = FileRegion(path, 3, SECTOR, sync=False)
+    file = region._file
+    try:
+        region.program(0, b"before")
+        region._file = FailingFile(file, call, call == "short")
+        if call in ("seek", "readinto"):
+            with pytest.raises(FlashFailed):
+                region.read(0, bytearray(6))
+        else:
+            with pytest.raises(FlashFailed):
+                region.erase(1)
+        for again in (False, True):
+            with pytest.raises(FlashFailed):
+                region.program(64 if not again else 0, b"before", again)
+        region._file = file
+        got = bytearray(6)
+        region.read(0, got)
+        assert got == b"before"
+    finally:
+        file.close()
+        os.remove(path)
+
+
+@pytest.mark.req("S6")
+@pytest.mark.parametrize("path", ("/", "/no such directory/journal", "/dev/full"))
+def test_file_that_cant_be_made_raises_flash_failed(path):
+    with pytest.raises(FlashFailed):
+        FileRegion(path, 3, SECTOR)

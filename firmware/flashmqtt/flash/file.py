@@ -13,7 +13,7 @@ container. On a board, and for MicroPython on systems other than Linux, nothing 
 import gc
 import os
 
-from flashmqtt.compat import TYPE_CHECKING
+from flashmqtt.compat import TYPE_CHECKING, const
 from flashmqtt.errors import FlashFailed, StoreError, StoreForeign
 from flashmqtt.fast import copy, is_blank, raw_fill, raw_run
 
@@ -26,6 +26,9 @@ try:
     from fcntl import LOCK_EX, LOCK_NB, flock
 except ImportError:  # MicroPython, Windows
     flock = None  # type: ignore[assignment]
+
+
+_NO_FILE = const(2)  # ENOENT
 
 
 class StoreInUse(StoreError):
@@ -41,6 +44,7 @@ class FileRegion(Region):
         sync: False lets the operating system decide when bytes reach the disk: for tests only.
 
     Raises:
+        FlashFailed: the file can't be opened or made.
         StoreForeign: the file has another size, and is not blank.
         StoreInUse: another region, here or in another process, has the file open. `close` releases it.
     """
@@ -52,14 +56,25 @@ class FileRegion(Region):
         self.path = path
         self._sync = sync
         self._window = bytearray(256)
-        self._open()
+        self._file: "Any" = None
+        try:
+            self._open()
+        except OSError as error:
+            try:
+                if self._file:
+                    self._file.close()
+            except OSError:
+                pass  # what could not be written can't be flushed
+            self._failed(error)
 
     def _open(self) -> None:
         """Open the file, or create it; an interrupted creation, whose bytes are all blank, is completed."""
         size = self.sectors * self.sector_bytes
         try:
             self._file = open(self.path, "r+b")
-        except OSError:
+        except OSError as error:
+            if error.args[0] != _NO_FILE:  # "wb" would empty a file that only can't be opened now
+                raise
             open(self.path, "wb").close()
             self._file = open(self.path, "r+b")
         if self._is_shared():
@@ -78,6 +93,9 @@ class FileRegion(Region):
         for _ in range(size // 256):
             self._file.write(self._window)
         self._flush()
+
+    def _failed(self, error: object) -> None:
+        raise FlashFailed("%s: %s" % (self.path, error))
 
     def _is_shared(self) -> bool:
         """Return whether another region has the file open for writing; lock the file if the system has locks."""
@@ -112,25 +130,38 @@ class FileRegion(Region):
     def read(self, offset: int, buf: "bytearray | memoryview") -> None:
         """Fill buf from offset."""
         self._check(offset, len(buf), 1)
-        self._file.seek(offset)
-        n = self._file.readinto(buf)
+        try:
+            self._file.seek(offset)
+            n = self._file.readinto(buf)
+        except OSError as error:
+            self._failed(error)
         if n != len(buf):
-            raise FlashFailed("%s: %d bytes at %d, not %d" % (self.path, n, offset, len(buf)))
+            self._failed("%d bytes at %d, not %d" % (n, offset, len(buf)))
 
     def program(self, offset: int, buf: "bytes | bytearray | memoryview", again: bool = False) -> None:
         """Clear bits; see `region`."""
         n = len(buf)
         self._check_program(offset, n)
-        window = self._window
-        if again:
-            self._file.seek(offset)
-            old = bytearray(n)
-            self._file.readinto(old)
-            for i in range(n):
-                old[i] &= buf[i]
-            self._write(offset, old, n)
+        try:
+            if again:
+                self._program_again(offset, buf)
+            else:
+                self._program(offset, buf, n)
             self._flush()
-            return
+        except OSError as error:
+            self._failed(error)
+
+    def _program_again(self, offset: int, buf: "bytes | bytearray | memoryview") -> None:
+        n = len(buf)
+        self._file.seek(offset)
+        old = bytearray(n)
+        self._file.readinto(old)
+        for i in range(n):
+            old[i] &= buf[i]
+        self._write(offset, old, n)
+
+    def _program(self, offset: int, buf: "bytes | bytearray | memoryview", n: int) -> None:
+        window = self._window
         first = min(256, n)
         if n > 256 and not self._blank(offset + 256, n - 256):
             self._not_blank(offset)
@@ -138,21 +169,18 @@ class FileRegion(Region):
         self._file.readinto(window)  # at the end of the file the read is shorter; those bytes of `window` are not used
         if not raw_run(window, buf, first, 0, 0, 1):
             self._not_blank(offset)
-        try:
-            self._write(offset, window, first)
-            at = first
-            while at < n:
-                part = min(256, n - at)
-                copy(window, 0, buf, at, part)
-                self._write(offset + at, window, part)
-                at += part
-            self._flush()
-        except OSError as error:
-            raise FlashFailed("%s: %s" % (self.path, error))
+        self._write(offset, window, first)
+        at = first
+        while at < n:
+            part = min(256, n - at)
+            copy(window, 0, buf, at, part)
+            self._write(offset + at, window, part)
+            at += part
 
     def _write(self, offset: int, buf: "bytearray | memoryview", n: int) -> None:
         self._file.seek(offset)
-        self._file.write(buf if n == len(buf) else memoryview(buf)[:n])
+        if self._file.write(buf if n == len(buf) else memoryview(buf)[:n]) != n:
+            self._failed("a write at %d wrote less than %d bytes" % (offset, n))
 
     def erase(self, sector: int) -> None:
         """Set all bits of a sector."""
@@ -163,7 +191,7 @@ class FileRegion(Region):
                 self._write(at, self._window, min(256, (sector + 1) * self.sector_bytes - at))
             self._flush()
         except OSError as error:
-            raise FlashFailed("%s: %s" % (self.path, error))
+            self._failed(error)
 
 
 def _writers(path: str) -> int:
