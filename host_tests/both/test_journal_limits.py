@@ -246,7 +246,9 @@ def test_refused_held_message_is_announced_and_leaves_the_head_as_it_is():
     journal = Journal(RamRegion(4, 1024))
     for _ in range(5):
         journal.append(bytes(232), 232)
-    journal.append(bytes(60), 60)  # no other sector is left; what is held must not end in the last 128 bytes of this one
+    journal.append(
+        bytes(60), 60
+    )  # no other sector is left; what is held must not end in the last 128 bytes of this one
     assert journal.can_hold(10) and not journal.can_hold(40)
     with pytest.raises(StoreFull):
         journal.hold(1, bytes(40), 40)
