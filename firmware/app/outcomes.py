@@ -5,15 +5,19 @@ the events.
 """
 
 from flashmqtt.compat import const
+from flashmqtt.errors import StoreCorrupt
 
 _KINDS = ("refused", "expired", "dropped", "damaged")
 _RANGES = const(32)  # of each kind; older ones were in earlier messages
 
 
 def has_topic(journal, seq, topic):
-    """Return whether a stored message has this topic, given as bytes."""
+    """Return whether a stored message has this topic, given as bytes; False if it can't be read any more."""
     begin = bytearray(min(journal.length(seq), 7 + len(topic)))  # type, remaining length, the topic's length, the topic
-    journal.read(seq, 0, begin, 0, len(begin))
+    try:
+        journal.read(seq, 0, begin, 0, len(begin))
+    except StoreCorrupt:
+        return False
     return topic in bytes(begin)
 
 

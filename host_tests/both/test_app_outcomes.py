@@ -8,7 +8,9 @@ import pytest
 from app.application import Application
 from app.configuration import check
 from app.health import records
-from app.outcomes import Outcomes
+from app.outcomes import Outcomes, has_topic
+from flashmqtt.flash.ram import RamRegion
+from flashmqtt.journal.journal import Journal
 from loopback import Loopback
 from test_app_worn import Board, Facts
 from wire import packet
@@ -34,6 +36,24 @@ def test_ranges_are_reported_until_their_health_message_is_acknowledged():
     outcomes.delivered(21)
     assert outcomes.labels() == {} and not outcomes.news
     assert outcomes.counts == {"refused": 5, "expired": 0, "dropped": 5, "damaged": 0}
+
+
+@pytest.mark.req("R5", "S6")
+def test_refused_message_that_flash_has_damaged_has_no_topic():
+    region = RamRegion(4)
+    journal = Journal(region)
+    journal.append(b"\x32\x09\x00\x04name\x00\x01x", 11)
+    assert journal.length(1) == 11 and has_topic(journal, 1, b"name")
+    region.cells[region.cells.find(b"name")] ^= 1
+    journal.append(b"another message, because damage is not a cut", 40)
+    journal = Journal(region)
+    assert not has_topic(journal, 1, b"name")
+    journal = Journal(RamRegion(4))
+    journal.append(b"\x32\x09\x00\x04name\x00\x01x", 11)
+    assert journal.length(1) == 11
+    journal.region.cells[journal.region.cells.find(b"name")] ^= 1
+    journal.append(b"x", 1)  # the page is read again
+    assert not has_topic(journal, 1, b"name")
 
 
 @pytest.mark.req("R5")
