@@ -24,6 +24,8 @@ BESIDES = (
     *(
         "__init__.py",
         "flashsim/*.py",
+        "journal/__init__.py",
+        "journal/layout.py",
         "proof/__init__.py",
         "proof/fuzz/__init__.py",
         "proof/fuzz/cases.py",
