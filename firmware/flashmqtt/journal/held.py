@@ -270,6 +270,8 @@ class Held:
 
         packed: count them as carrying puts them together; otherwise as they are now, which carrying never makes more.
         """
+        if not self.count:
+            return 0
         journal = self._journal
         needed = 0
         stuck = False  # messages can't be carried, so the sectors after them stay on the chain, too
