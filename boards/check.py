@@ -7,9 +7,10 @@ function; a line with WRONG has the contract's requirement.
 import sys
 
 CAUSES = ("power-on", "brown-out", "watchdog", "reset", "deep-sleep", "unknown")
-FUNCTIONS = ("unique_id", "reset_cause", "reset", "network_up", "network_problem", "network_down", "network_strength")
-FUNCTIONS += ("journal_region", "sensors", "led", "watchdog", "watchdog_off", "sleep", "supply_millivolts")
-FUNCTIONS += ("clock", "set_clock")
+FUNCTIONS = (
+    "unique_id reset_cause reset network_up network_problem network_down network_strength journal_region sensors led"
+    " watchdog watchdog_off sleep supply_millivolts clock set_clock"
+).split()
 wrong = 0
 
 

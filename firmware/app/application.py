@@ -281,7 +281,10 @@ class Application:
         if self.outcomes.add(kind, first, last) or self.client.session.reports:
             return
         if kind != "refused" or not has_topic(self.journal, first, (self.topic + "health").encode()):
-            self._tell([{"n": "undelivered", "vb": True}])
+            self._tell_undelivered()
+
+    def _tell_undelivered(self):
+        self._tell([{"n": "undelivered", "vb": True}])
 
     def _tell(self, records):
         """Publish a health message; return its handle, 0 if it is not stored."""
@@ -380,7 +383,7 @@ class Application:
         if now >= self._status_ms:
             self._status_ms = now + config["status_ms"]
             if self.outcomes and self.outcomes.news:  # its health message was not stored, or was refused itself
-                self._tell([{"n": "undelivered", "vb": True}])
+                self._tell_undelivered()
             self.status()
         self._show(now)
         if self._worn and not self.client.pending:
@@ -486,7 +489,7 @@ class Application:
             elif self.uptime.ms() >= quiet_ms:
                 break
         if self.outcomes and self.outcomes.news:  # RAM does not survive the sleep
-            self._tell([{"n": "undelivered", "vb": True}])
+            self._tell_undelivered()
         self.client.disconnect()
         self.journal.close()
         self.status()
