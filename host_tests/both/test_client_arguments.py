@@ -410,22 +410,6 @@ def test_error_for_an_argument_that_is_not_a_number_names_the_argument(name):
         assert str(caught.value) == "%s %r: a number is needed" % (name, wrong)
 
 
-@pytest.mark.req("S6", "W10")
-@pytest.mark.parametrize(
-    "options,text",
-    [
-        ({"store": "x"}, "store 'x': a Journal or a RamStore is needed, or None"),
-        ({"store": []}, "store []: a Journal or a RamStore is needed, or None"),
-        ({"tls": True}, "tls True: an SSLContext is needed, as flashmqtt.tls.context(ca=...) makes it"),
-        ({"tls": "ca.pem"}, "tls 'ca.pem': an SSLContext is needed, as flashmqtt.tls.context(ca=...) makes it"),
-    ],
-)
-def test_store_and_tls_of_a_wrong_type_are_refused_with_what_is_needed(options, text):
-    with pytest.raises(UsageError) as caught:
-        client(**options)
-    assert str(caught.value) == text
-
-
 @pytest.mark.req("W8")
 def test_delivered_refuses_what_is_no_number_and_knows_no_number_that_publish_never_returned():
     mqtt = client()
@@ -537,10 +521,14 @@ def test_tuple_is_refused_by_name(name):
     assert str(caught.value).startswith(name + " (1, 2): ")
 
 
-@pytest.mark.req("W10", "W12")
+@pytest.mark.req("S6", "W10", "W12")
 @pytest.mark.parametrize(
     "options,text",
     [
+        ({"store": "x"}, "store 'x': a Journal or a RamStore is needed, or None"),
+        ({"store": []}, "store []: a Journal or a RamStore is needed, or None"),
+        ({"tls": True}, "tls True: an SSLContext is needed, as flashmqtt.tls.context(ca=...) makes it"),
+        ({"tls": "ca.pem"}, "tls 'ca.pem': an SSLContext is needed, as flashmqtt.tls.context(ca=...) makes it"),
         ({"buffer_bytes": -1}, "buffer_bytes -1: not below 0"),
         ({"buffer_bytes": 0}, "16 bytes, room for 0"),
         ({"keep_alive_s": -1}, "keep_alive_s -1: not below 0"),
