@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from flashmqtt.errors import StoreFull, UsageError
+from flashmqtt.errors import StoreFull, StoreWorn, UsageError
 from flashmqtt.flash.block import BlockRegion
 from flashmqtt.flash.ram import RamRegion
 from flashmqtt.journal.journal import DROP_NEWEST, DROP_OLDEST, REFUSE, Journal
@@ -225,3 +225,20 @@ def test_message_in_pieces_beyond_the_held_limit_is_refused():
     journal.hold_begin(300, 400)
     journal.hold_extend(content(2, 400), 0, 400)
     assert held_messages(journal)[-1] == (300, content(2, 400))
+
+
+@pytest.mark.req("R2", "S6")
+def test_incomplete_message_is_not_listed_after_its_discard_failed():
+    flash = NorFlash(8 * 4096)
+    journal = Journal(BlockRegion(flash))
+    for key in range(1, 42):
+        journal.hold(key, BODY, 2)
+    journal.hold_begin(100, 600)
+    journal.hold_extend(BODY, 0, 300)
+    for key in range(1, 41):  # the next discard has to write these
+        journal.discard(key)
+    for sector in range(8):
+        flash.set_bad(sector)
+    with pytest.raises(StoreWorn):
+        journal.hold_abandon()
+    assert journal.held() == [41] and journal.held_length(100) == 0

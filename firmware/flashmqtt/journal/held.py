@@ -165,10 +165,9 @@ class Held:
 
     def hold_abandon(self) -> None:
         """Discard an incomplete message."""
-        key = self._begun
+        if self._begun:
+            self.discard(self._begun)
         self._begun = 0
-        if key and self._find(key) >= 0:
-            self.discard(key)
 
     def _write(
         self, key: int, done: int, buf: "bytes | bytearray | memoryview", start: int, n: int, length: int
