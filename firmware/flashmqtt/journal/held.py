@@ -117,7 +117,7 @@ class Held:
 
     def _prepare(self, key: int, length: int) -> None:
         """Check that a message can be written."""
-        if not 0 < key < 65536 or self._find(key) >= 0:
+        if not 0 < key < 65536 or key == self._begun or self._find(key) >= 0:
             raise UsageError("key %d: held, or not from 1 to 65535" % key)
         journal = self._journal
         if self.count == journal.hold_limit:
