@@ -243,3 +243,20 @@ def test_incomplete_message_is_not_listed_after_its_discard_failed():
     with pytest.raises(StoreWorn):
         journal.hold_abandon()
     assert journal.held() == [41] and journal.held_length(100) == 0
+
+
+@pytest.mark.req("R2", "S5")
+@pytest.mark.parametrize("sectors", (5, 6))
+def test_announced_room_is_there_although_discards_are_not_written_yet(sectors):
+    announced = 0
+    for n in range(4, 128, 4):
+        journal = Journal(RamRegion(sectors, 1024))
+        for key in range(1, 60):
+            if journal.can_hold(n):
+                journal.hold(key, BODY, n)
+                announced += 1
+            try:
+                journal.append(BODY, 100)
+            except StoreFull:
+                journal.discard(key)
+    assert announced > 200
