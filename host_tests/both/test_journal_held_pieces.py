@@ -8,6 +8,7 @@ from flashmqtt.errors import StoreFull, StoreWorn, UsageError
 from flashmqtt.flash.block import BlockRegion
 from flashmqtt.flash.ram import RamRegion
 from flashmqtt.journal.journal import DROP_NEWEST, DROP_OLDEST, REFUSE, Journal
+from flashmqtt.session.ram import RamStore
 from stored import held_messages
 from tools.flashsim.nor import NorFlash, PowerCut, Random
 
@@ -260,3 +261,15 @@ def test_announced_room_is_there_although_discards_are_not_written_yet(sectors):
             except StoreFull:
                 journal.discard(key)
     assert announced > 200
+
+
+@pytest.mark.req("R2")
+def test_begun_message_takes_a_place_in_a_ram_store():
+    store = RamStore(hold_limit=2)
+    store.hold_begin(1, 400)
+    store.hold(2, BODY, 9)
+    assert not store.can_hold(9)
+    with pytest.raises(StoreFull):
+        store.hold(3, BODY, 9)
+    store.hold_extend(BODY, 0, 400)
+    assert store.held() == [2, 1] and not store.can_hold(9)

@@ -153,7 +153,7 @@ class RamStore:
 
     def can_hold(self, length: int) -> bool:
         """Return whether a message of this length could be held now."""
-        return len(self._keys) < self.hold_limit
+        return len(self._keys) + (self._begun is not None) < self.hold_limit
 
     def hold(self, key: int, buf: "bytes | bytearray | memoryview", length: int) -> None:
         """Hold buf[:length] until `discard`; key is its packet id.
@@ -161,7 +161,7 @@ class RamStore:
         Raises:
             StoreFull: `hold_limit` messages are held.
         """
-        if len(self._keys) >= self.hold_limit:
+        if len(self._keys) + (self._begun is not None) >= self.hold_limit:
             raise StoreFull("%d messages are held, which is the limit" % self.hold_limit)
         body = None
         n = self._spare_count
