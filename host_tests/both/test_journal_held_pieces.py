@@ -272,4 +272,20 @@ def test_begun_message_takes_a_place_in_a_ram_store():
     with pytest.raises(StoreFull):
         store.hold(3, BODY, 9)
     store.hold_extend(BODY, 0, 400)
-    assert store.held() == [2, 1] and not store.can_hold(9)
+    assert sorted(store.held()) == [1, 2] and not store.can_hold(9)
+
+
+@pytest.mark.req("S1")
+@pytest.mark.parametrize("sectors", (1, 2))
+def test_mount_lists_held_messages_in_the_order_of_their_first_pieces(sectors):
+    region = RamRegion(8)
+    journal = Journal(region)
+    journal.hold_begin(1, 400)
+    journal.hold_extend(BODY, 0, 300)
+    journal.hold(2, BODY, 9)
+    for _ in range(16 * (sectors - 1)):
+        journal.append(BODY, 232)
+    journal.hold_extend(BODY, 300, 100)
+    journal.hold(3, BODY, 9)
+    assert journal.held() == [1, 2, 3]
+    assert held_messages(Journal(region)) == [(1, BODY[:400]), (2, BODY[:9]), (3, BODY[:9])]

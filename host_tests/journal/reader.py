@@ -312,7 +312,6 @@ class _Reading:
         """
         messages: dict[int, bytes] = {}
         held: dict[tuple[int, int], tuple[int, bytes]] = {}
-        self.completed_held: dict[tuple[int, int], tuple[int, int]] = {}  # place of the last piece -> of the first
         begun: dict[tuple[int, int], tuple[tuple[int, int], list[bytes]]] = {}
         for event in events:
             if isinstance(event, Gap) or not event.whole:
@@ -340,7 +339,6 @@ class _Reading:
                     messages[event.sequence] = b"".join(pieces)
                 else:
                     held[first] = (event.key, b"".join(pieces))
-                    self.completed_held[place] = first
         return messages, held
 
     def read(self) -> State:
@@ -412,20 +410,14 @@ class _Reading:
             if record.whole and record.type == LIST:
                 body = record.body
                 places += [(_number(body, at, 2), 4 * _number(body, at + 2, 2)) for at in range(0, len(body), 4)]
-        listed = [place for place in places if place in bodies]
-        ends = {first: last for last, first in self.completed_held.items()}
-        carried = {(record.sector, record.offset) for record in records if record.carried}
-        at_once = [place for place in listed if ends[place][0] != head.sector or place in carried]
-        held = {bodies[place][0]: bodies[place][1] for place in at_once}
+        held = {bodies[place][0]: bodies[place][1] for place in places if place in bodies}
         for record in records + newest:
-            first = self.completed_held.get((record.sector, record.offset))
-            if first in at_once:
-                continue
-            if first and (first in listed or first[0] == head.sector):
-                held[record.key] = bodies[first][1]
-            elif record.whole and record.type == RELEASED:
+            place = (record.sector, record.offset)
+            if record.whole and record.type == RELEASED:
                 for at in range(0, len(record.body), 2):
                     held.pop(_number(record.body, at, 2), None)
+            elif place in bodies and not record.carried and record.sector == head.sector:
+                held[record.key] = bodies[place][1]
         return list(held.items())
 
     def settle(self, bodies: dict[int, bytes]) -> None:

@@ -297,7 +297,7 @@ class Recovery:
         j.next_seq = max(j._first[head], j.low, j.floor)  # what the new header states as `first`
         carries: "Any" = self
         try:
-            if self.put_opening(-1, 0) > j._sector_bytes >> 1 or (self._in_head and self._places):
+            if self.put_opening(-1, 0) > j._sector_bytes >> 1 or (self._in_head and j.held()):
                 raise FlashFailed
             j._head_top = 0
         except FlashFailed:
@@ -348,7 +348,7 @@ class Recovery:
         """Apply the head's records, or those of a newer sector whose header is damaged, except for its messages."""
         page = j._page
         head = sector == j._head
-        begun: "dict[Any, Any]" = {}  # key: (place, pieces) of held messages
+        begun = 0  # the key of the held message that is not complete yet; 0: none
         j._skipped = 0
         while j._find(sector, at, end):
             at = j._record_end
@@ -364,9 +364,8 @@ class Recovery:
             copy(j._state, 0, page, body - 12, 12)
             if j._skipped:
                 if head:
-                    j.damaged += len(begun) or j._skipped == _HELD
-                begun = {}
-                j._skipped = 0
+                    j.damaged += not begun and j._skipped == _HELD  # `_list_held` counts a message that had begun
+                begun = j._skipped = 0
             if kind == _MESSAGE:
                 if head:
                     j._head_top = seq + 1
@@ -383,20 +382,16 @@ class Recovery:
                 if carried:
                     continue
                 if not seq:
-                    begun[key] = sector * j._sector_bytes + j._at, 0
-                place, piece = begun.get(key, (0, -1))
-                if piece != seq:
-                    begun.pop(key, None)
-                elif flags & _LAST:
-                    self._places.append((key, place))
-                else:
-                    begun[key] = place, piece + 1
+                    self._places.append((key, sector * j._sector_bytes + j._at))
+                begun = 0 if flags & _LAST else key
             else:
                 j.next_seq = max(j.next_seq, seq)
                 if kind == _LIST:
                     self._take_places(j, page, body, n >> 2)
                 elif kind == _RELEASED:
                     keys = unpack_from("<%dH" % (n >> 1), page, body)
+                    if begun in keys:
+                        begun = 0
                     self._places = [held for held in self._places if held[0] not in keys]
                 elif kind == _NOTE and n == 12:
                     copy(j.note, 0, page, body, 12)
