@@ -69,3 +69,43 @@ def test_records_after_an_opening_that_failed_survive_the_next_mount(kind, secto
             assert message(journal, seq) == body, position
             journal.finish(seq)
     assert position > 10
+
+
+@pytest.mark.req("S1", "S6")
+def test_read_error_while_held_messages_are_carried_costs_no_sector():
+    region = FailingRegion(8, 1024)
+    journal = Journal(region)
+    journal.hold(1, b"\1" * 500, 500)
+    failed = 0
+    for seq in range(1, 301):
+        region.reads_left = 2 + failed % 3  # the first read is that of the old header
+        try:
+            journal.append(bytes(200), 200)
+        except FlashFailed:
+            failed += 1
+            region.reads_left = 0
+            journal.append(bytes(200), 200)
+        if seq > 6:
+            journal.finish(seq - 6)
+    region.reads_left = 0
+    assert failed > 10 and journal.next_seq == 301
+    assert not journal.worn and held_messages(journal) == [(1, b"\1" * 500)]
+    assert held_messages(Journal(region)) == [(1, b"\1" * 500)]
+
+
+@pytest.mark.req("S1", "S6")
+def test_read_error_while_a_mount_carries_messages_costs_no_sector():
+    region = FailingRegion(4, 1024)
+    Journal(region).append(b"message", 7)
+    failed = 0
+    for position in range(1, 60):
+        region.reads_left = position
+        try:
+            journal = Journal(region)
+        except FlashFailed:
+            failed += 1
+            region.reads_left = 0
+            journal = Journal(region)
+        region.reads_left = 0
+        assert not journal.worn and message(journal, 1) == b"message", position
+    assert 10 < failed < 59

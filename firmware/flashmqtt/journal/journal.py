@@ -478,7 +478,7 @@ class Journal:
 
     def _load(self, at: int) -> None:
         """Load the page at an offset of the region into `_page`."""
-        self._page_at = -1
+        self._page_at = -2  # until the read succeeded: `_open` distinguishes its failure from that of a program
         self.region.read(at, self._page)
         self._page_at = at
 
@@ -766,6 +766,8 @@ class Journal:
                 self._put(target, at, kind, key, seq, buf, start, n)
                 break
             except FlashFailed:
+                if self._page_at == -2:
+                    raise  # a message to be carried can't be read: the new sector is sound
                 self._retire(target)
         # The opening is complete: sectors before its tail are free.
         use = self._use
