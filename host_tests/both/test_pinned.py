@@ -369,6 +369,19 @@ def test_open_or_pin_pins_only_on_the_first_start():
         assert board.content() == before
 
 
+@pytest.mark.req("S6")
+def test_directories_among_the_pinned_files_are_kept_or_refused_by_name():
+    _only_on_micropython()
+    board = Board()
+    for name in ("", "/of the user", "/001"):
+        os.mkdir(ROOT + "/journal" + name)
+    with pytest.raises(PinsRefused):
+        open_or_pin(board.flash, "/journal", 4, ROOT)
+    os.rmdir(ROOT + "/journal/001")
+    assert open_or_pin(board.flash, "/journal", 4, ROOT).sectors == 4
+    assert os.listdir(ROOT + "/journal/of the user") == []
+
+
 @pytest.mark.req("S1", "S6")
 @pytest.mark.parametrize("count", [3, 5, 8, 1600])
 def test_existing_journal_keeps_its_size_and_messages_whatever_size_is_asked_for(count):

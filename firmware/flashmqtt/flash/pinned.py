@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 _MAP = "/map"
 _MAGIC = b"FMP1"
 _NO_ROOM = const(28)  # ENOSPC
+_IS_FILE = const(0x8000)
 
 
 class PinsRefused(StoreError):
@@ -116,7 +117,7 @@ class _FreshMount:
         fs = self._fs
         window = bytearray(256)
         try:
-            names = [entry[0] for entry in fs.ilistdir(directory)]
+            names = [entry[0] for entry in fs.ilistdir(directory) if entry[1] == _IS_FILE]
         except OSError:
             return True  # no such directory
         for name in names:
