@@ -455,3 +455,36 @@ def test_failing_file_raises_flash_failed(call):
 def test_file_that_cant_be_made_raises_flash_failed(path):
     with pytest.raises(FlashFailed):
         FileRegion(path, 3, SECTOR)
+
+
+@pytest.mark.req("S6")
+def test_closed_file_raises_flash_failed():
+    path = _scratch("closed")
+    region = FileRegion(path, 3, SECTOR)
+    region.close()
+    region.close()
+    for call in (
+        lambda: region.read(0, bytearray(6)),
+        lambda: region.program(0, b"closed"),
+        lambda: region.program(0, b"closed", True),
+        lambda: region.erase(1),
+    ):
+        with pytest.raises(FlashFailed):
+            call()
+    os.remove(path)
+
+
+@pytest.mark.req("S6")
+def test_file_that_became_shorter_raises_flash_failed_and_gets_no_other_bytes():
+    path = _scratch("shortened")
+    region = FileRegion(path, 3, SECTOR)
+    region.program(0, b"other bytes")
+    with open(path, "wb") as emptied:
+        emptied.write(b"\xff" * 100)
+    for again in (False, True):
+        with pytest.raises(FlashFailed):
+            region.program(SECTOR, b"\xff" * 50 + b"message", again)
+    region.close()
+    with open(path, "rb") as kept:
+        assert kept.read() == b"\xff" * 100
+    os.remove(path)

@@ -29,6 +29,7 @@ except ImportError:  # MicroPython, Windows
 
 
 _NO_FILE = const(2)  # ENOENT
+_FILE_ERRORS = (OSError, ValueError)  # ValueError: the file is closed, or the path has a NUL
 
 
 class StoreInUse(StoreError):
@@ -59,7 +60,7 @@ class FileRegion(Region):
         self._file: "Any" = None
         try:
             self._open()
-        except OSError as error:
+        except _FILE_ERRORS as error:
             try:
                 if self._file:
                     self._file.close()
@@ -131,12 +132,16 @@ class FileRegion(Region):
         """Fill buf from offset."""
         self._check(offset, len(buf), 1)
         try:
-            self._file.seek(offset)
-            n = self._file.readinto(buf)
-        except OSError as error:
+            self._read(offset, buf, len(buf))
+        except _FILE_ERRORS as error:
             self._failed(error)
-        if n != len(buf):
-            self._failed("%d bytes at %d, not %d" % (n, offset, len(buf)))
+
+    def _read(self, offset: int, buf: "bytearray | memoryview", n: int) -> None:
+        """Read at least n bytes; fewer come if the file became shorter."""
+        self._file.seek(offset)
+        got = self._file.readinto(buf)
+        if got < n:
+            self._failed("%d bytes at %d, not %d" % (got, offset, n))
 
     def program(self, offset: int, buf: "bytes | bytearray | memoryview", again: bool = False) -> None:
         """Clear bits; see `region`."""
@@ -148,14 +153,13 @@ class FileRegion(Region):
             else:
                 self._program(offset, buf, n)
             self._flush()
-        except OSError as error:
+        except _FILE_ERRORS as error:
             self._failed(error)
 
     def _program_again(self, offset: int, buf: "bytes | bytearray | memoryview") -> None:
         n = len(buf)
-        self._file.seek(offset)
         old = bytearray(n)
-        self._file.readinto(old)
+        self._read(offset, old, n)
         for i in range(n):
             old[i] &= buf[i]
         self._write(offset, old, n)
@@ -165,8 +169,7 @@ class FileRegion(Region):
         first = min(256, n)
         if n > 256 and not self._blank(offset + 256, n - 256):
             self._not_blank(offset)
-        self._file.seek(offset)
-        self._file.readinto(window)  # at the end of the file the read is shorter; those bytes of `window` are not used
+        self._read(offset, window, first)  # more than these are not used
         if not raw_run(window, buf, first, 0, 0, 1):
             self._not_blank(offset)
         self._write(offset, window, first)
@@ -190,7 +193,7 @@ class FileRegion(Region):
             for at in range(sector * self.sector_bytes, (sector + 1) * self.sector_bytes, 256):
                 self._write(at, self._window, min(256, (sector + 1) * self.sector_bytes - at))
             self._flush()
-        except OSError as error:
+        except _FILE_ERRORS as error:
             self._failed(error)
 
 
