@@ -97,7 +97,9 @@ class Held:
         spoiled = journal._spoiled
         # All held messages of a sector must fit into a new one, after its header and lists, when they are carried. The record of
         # unwritten discards comes before the message.
-        if _end_of(length, _end_of(2 * self.unwritten, journal._end)) > size - (4 * _PAGE if size >= 4096 else _PAGE // 2):
+        if _end_of(length, _end_of(2 * self.unwritten, journal._end)) > size - (
+            4 * _PAGE if size >= 4096 else _PAGE // 2
+        ):
             journal._spoiled = True
         room = has_room(journal, length, _FOR_HELD, leave)
         if not (leave and room):
