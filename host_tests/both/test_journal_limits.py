@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from failing import FailingRegion
-from flashmqtt.errors import FlashFailed, StoreError, StoreForeign, StoreFull, StoreWorn, UsageError
+from flashmqtt.errors import FlashFailed, StoreCorrupt, StoreError, StoreForeign, StoreFull, StoreWorn, UsageError
 from flashmqtt.flash.block import BlockRegion
 from flashmqtt.flash.ram import RamRegion
 from flashmqtt.journal.journal import DROP_NEWEST, DROP_OLDEST, REFUSE, Journal
@@ -673,6 +673,24 @@ def test_encrypted_partition_is_refused():
     with pytest.raises(StoreForeign):
         Journal.format(BlockRegion(flash))
     assert flash.operations == 0
+
+
+@pytest.mark.req("S6")
+@pytest.mark.parametrize("messages, moved", ((3, -1), (60, 1), (60, 2), (60, -1), (400, -8), (400, -1), (400, 1), (400, 8)))
+def test_journal_in_a_region_that_was_moved_is_refused(messages, moved):
+    """Another partition table may move a partition by some sectors, and keep its size."""
+    region = RamRegion(16, 1024)
+    journal = Journal(region)
+    for seq in range(1, messages + 1):
+        journal.append(bytes(200), 200)
+        if seq > 20:
+            journal.finish(seq - 20)
+    flash = bytearray(b"\xff" * 8192) + region.cells + bytearray(b"\xff" * 8192)
+    cells = flash[8192 + 1024 * moved : 24576 + 1024 * moved]
+    before = bytes(cells)
+    with pytest.raises(StoreCorrupt):
+        Journal(RamRegion(16, 1024, cells=cells))
+    assert bytes(cells) == before
 
 
 @pytest.mark.req("W8")

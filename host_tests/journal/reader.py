@@ -288,12 +288,16 @@ class _Reading:
     def chain(self, head: Header) -> Iterator[tuple[Header | Gap, int]]:
         """The sectors from the head to the tail, and where each one's records end [Sectors and chain]."""
         at, limit, torn_apart = head, self.size, False
+        if head.previous == NOWHERE and head.tail != head.sector:
+            raise Refused("StoreCorrupt")
         while True:
             yield at, limit
             if at.sector == head.tail or at.previous == NOWHERE or (torn_apart and at.first <= head.floor):
                 return
             wanted, limit, below = at.previous, min(at.previous_end, self.size), at.previous_sequence
             found = [header for header in self.headers if (header.sector, header.sequence) == (wanted, below)]
+            if not found and any(header.sequence == below for header in self.headers):
+                raise Refused("StoreCorrupt")  # sectors were moved [Damage, Refusals]
             if below >= at.sequence:  # not older
                 found, below = [], at.sequence
             if not found:
