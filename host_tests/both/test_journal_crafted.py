@@ -206,6 +206,20 @@ def test_total_near_the_end_of_its_bytes_is_refused(at):
 
 
 @pytest.mark.req("S2", "S6")
+@pytest.mark.parametrize("more", (1, 2, 0x70000000))
+def test_boot_number_above_the_sector_sequence_is_refused(more):
+    """Each mount takes a sector sequence. So what is mounted once does not reach the end of its bytes at a later mount."""
+    cells = made()
+    base = headers(cells)[0]
+    sequence = number(cells, base + layout.H_SEQ)
+    put_header(cells, base, layout.H_BOOT, "<I", sequence)
+    assert mount(bytearray(cells)).boot == sequence + 1
+    put_header(cells, base, layout.H_BOOT, "<I", sequence + more)
+    with pytest.raises(StoreCorrupt):
+        mount(cells)
+
+
+@pytest.mark.req("S2", "S6")
 def test_floor_above_all_messages_is_refused():
     """Otherwise, new messages would count as dropped."""
     cells = made()

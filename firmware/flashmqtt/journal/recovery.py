@@ -280,7 +280,8 @@ class Recovery:
             i = 4 + (seq >> 3 & 3)
             if (j._state[i] | j._state[i + 4]) & 1 << (seq & 7):
                 j.next_seq = max(j.next_seq, seq + 1)
-        if not j.floor <= j.next_seq <= _SEQUENCE_LIMIT or (j.dropped | j.damaged | j.boot) >> 31:
+        # Each mount takes a sector sequence.
+        if not j.floor <= j.next_seq <= _SEQUENCE_LIMIT or (j.dropped | j.damaged) >> 31 or j.boot > j._ring_seq:
             raise StoreCorrupt("next message %d, boot %d: too high" % (j.next_seq, j.boot))
         j._advance()
         j.fresh = j.next_seq == 1 and not self._places and is_blank(j.note, 0, 12)
