@@ -676,7 +676,9 @@ def test_encrypted_partition_is_refused():
 
 
 @pytest.mark.req("S6")
-@pytest.mark.parametrize("messages, moved", ((3, -1), (60, 1), (60, 2), (60, -1), (400, -8), (400, -1), (400, 1), (400, 8)))
+@pytest.mark.parametrize(
+    "messages, moved", ((3, -1), (60, 1), (60, 2), (60, -1), (400, -8), (400, -1), (400, 1), (400, 8))
+)
 def test_journal_in_a_region_that_was_moved_is_refused(messages, moved):
     """Another partition table may move a partition by some sectors, and keep its size."""
     region = RamRegion(16, 1024)

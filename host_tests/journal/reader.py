@@ -27,6 +27,7 @@ MOUNTED, CARRIED, LAST = 0x40, 0x40, 0x80
 CLEAN_END = STATE | LAST
 MOUNT = STATE | MOUNTED
 FIRST_MOUNT = HEADER + RECORD
+LISTED = 10_000  # messages, of up to 2^30 that an image can name
 
 
 class Refused(Exception):
@@ -93,14 +94,16 @@ class Header:
 
 
 def read_header(number: int, content: bytes, sectors: int) -> Header | None:
-    """Return a sector's header, or None where there is none that holds, or one of another region."""
+    """Return a sector's header, or None where there is none that holds.
+
+    Raises:
+        Refused: it is of another region.
+    """
     n = content[7] & 0x3F
     end = HEADER + 4 * n
     if content[:4] != MAGIC or content[4] != VERSION or content[5] != VERSION ^ 0xFF or n > HELD_MAX:
         return None
     if crc32(content[: end - 4]) != _number(content, end - 4):
-        return None
-    if 1 << content[6] != len(content) or _number(content, 48, 2) != sectors:
         return None
     held = [(_number(content, at, 2), 4 * _number(content, at + 2, 2)) for at in range(72, 72 + 4 * n, 4)]
     continued = content[7] >> 7
@@ -109,6 +112,8 @@ def read_header(number: int, content: bytes, sectors: int) -> Header | None:
     u16 = [_number(content, at, 2) for at in (50, 52, 54)]
     if sequence >= 1 << 30 or first >= 1 << 30:
         return None  # [Damage, Refusals]
+    if 1 << content[6] != len(content) or _number(content, 48, 2) != sectors:
+        raise Refused("StoreForeign")
     return Header(
         *(number, sequence, low, finished, marked, first, continued, floor, dropped, damaged, boot),
         *(*u16, _number(content, 56), content[60:72], held, end),
@@ -220,11 +225,6 @@ def _refusal(contents: list[bytes]) -> str:
     ours = [content for content in contents if content[:4] == MAGIC]
     if any(content[4] != VERSION and content[4] ^ content[5] == 0xFF for content in ours):
         return "StoreForeign"
-    for content in ours:
-        end = HEADER + 4 * (content[7] & 0x3F)
-        holds = content[4] == VERSION and crc32(content[: end - 4]) == _number(content, end - 4)
-        if holds and (1 << content[6] != len(content) or _number(content, 48, 2) != len(contents)):
-            return "StoreForeign"
     return "StoreCorrupt" if ours else "StoreForeign"
 
 
@@ -388,7 +388,7 @@ class _Reading:
             if record.type == NOTE and len(record.body) == 12:
                 state.note = record.body
             if record.type == STATE and record.sector == head.sector:
-                if record.body:
+                if len(record.body) == 8:
                     state.dropped, state.damaged = _number(record.body, 0), _number(record.body, 4)
                 state.boot += record.kind & MOUNTED > 0
         state.low, state.finished, state.marked = low, _bitmap(finished, low), _bitmap(marked, low)
@@ -397,7 +397,8 @@ class _Reading:
         if (
             state.next_seq >= 1 << 30
             or state.floor > state.next_seq
-            or max(state.boot, state.dropped, state.damaged) >= 1 << 31
+            or max(state.dropped, state.damaged) >= 1 << 31
+            or head.boot > head.sequence
         ):
             raise Refused("StoreCorrupt")
 
@@ -433,10 +434,13 @@ class _Reading:
 
         while state.low < state.next_seq and is_finished(state.low):
             state.low += 1
+            if state.low > max(state.marked, default=0):
+                state.low = max(state.low, state.floor)
         window = range(state.low, min(state.low + WINDOW, state.next_seq))
         state.finished = {sequence for sequence in window if is_finished(sequence)}
         state.marked = {sequence for sequence in state.marked if sequence >= state.low}
-        for sequence in range(max(state.low, state.floor), state.next_seq):
+        first = max(state.low, state.floor)
+        for sequence in range(first, min(state.next_seq, first + LISTED)):
             if not is_finished(sequence):
                 state.messages[sequence] = bodies.get(sequence)
 

@@ -4,7 +4,7 @@ from zlib import crc32
 
 import pytest
 
-from host_tests.journal.reader import Refused, read
+from host_tests.journal.reader import LISTED, Refused, read
 
 SECTORS, SIZE = 6, 1024
 MESSAGE, HELD, STATE, RELEASED, NOTE = 1, 2, 3, 4, 5
@@ -358,6 +358,15 @@ def test_damaged_newest_header_does_not_lose_note_and_releases():
     image.put(NOTE, b"twelve bytes")
     image.flip((1, 0), 30)
     assert image.read().held == [(6, b"six")] and image.read().note == b"twelve bytes"
+
+
+@pytest.mark.req("S6")
+@pytest.mark.parametrize("floor", (1, (1 << 30) - 5))
+def test_a_thousand_million_lost_or_dropped_messages_are_read_at_once(floor):
+    image = Image().open(0, 1, first=(1 << 30) - 5, floor=floor)
+    image.put(STATE)
+    state = image.read()
+    assert (state.low, state.next_seq) == (floor, (1 << 30) - 5) and len(state.messages) <= LISTED
 
 
 @pytest.mark.req("S6")
