@@ -226,6 +226,13 @@ def test_geometry_comes_from_the_device_or_arguments():
         BlockRegion(NorFlash(SECTOR, "esp32-encrypted"), page_bytes=8)
 
 
+@pytest.mark.req("S6")
+def test_what_is_no_block_device_is_refused():
+    for device in (None, [NorFlash(8 * SECTOR)], "journal"):  # `esp32.Partition.find` returns a list
+        with pytest.raises(UsageError):
+            BlockRegion(device)
+
+
 @pytest.mark.parametrize("personality", ["rp2", "esp32", "esp32-encrypted"])
 @pytest.mark.req("S4", "S6")
 def test_sector_that_fails_to_program_or_erase_is_reported(personality):

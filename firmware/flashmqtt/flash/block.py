@@ -38,9 +38,9 @@ class BlockRegion(Region):
     def __init__(
         self, device: "Any", first: int = 0, count: int = 0, page_bytes: int = 0, encrypted: "bool | None" = None
     ) -> None:
-        blocks = device.ioctl(4, 0)
-        sector_bytes = device.ioctl(5, 0)
-        if not blocks or not sector_bytes:
+        blocks = hasattr(device, "ioctl") and device.ioctl(4, 0)
+        sector_bytes = blocks and device.ioctl(5, 0)
+        if not sector_bytes:
             raise UsageError("no block device")
         if not count:
             count = blocks - first
