@@ -240,3 +240,15 @@ def test_dump_reads_a_board_over_its_serial_port(tmp_path: Path) -> None:
         out, errors, status = _run("--board", device.path)
     assert (status, errors) == (0, "")
     assert "waiting" in _row(out, "kept on the board 39")
+
+
+@pytest.mark.req("S6")
+def test_dump_of_a_thousand_million_lost_messages_ends() -> None:
+    flash, journal = _journal()
+    journal.append(*_message("the only one"))
+    image = bytearray(_image(flash))
+    image[layout.H_FIRST : layout.H_FIRST + 4] = ((1 << 30) - 9).to_bytes(4, "little")
+    end = layout.HEADER - 4
+    image[end : end + 4] = crc32(image[:end]).to_bytes(4, "little")
+    text, mounted = report(bytes(image), SECTOR_BYTES)
+    assert mounted and _row(text, "waiting", f"{(1 << 30) - 10:,}")

@@ -197,9 +197,10 @@ def follow_chain(sectors: Sequence[Sector]) -> list[Sector]:
 
 @dataclass
 class Alive:
-    """The real journal's view: sequence -> state of each message, keys of held messages, totals."""
+    """The real journal's view: sequence -> state of each message of the window, later ones, keys of held messages, totals."""
 
     messages: dict[int, str]
+    queue: range
     held: list[int]
     sums: dict[str, int]
 
@@ -213,23 +214,22 @@ def mount_copy(content: bytes, sector_bytes: int) -> Alive:
     journal = Journal(RamRegion(len(content) // sector_bytes, sector_bytes, 256, bytearray(content)))
     low, end = journal.low, journal.next_seq
     messages = {}
-    for seq in range(low, end):
-        if seq >= low + layout.WINDOW:
-            messages[seq] = "waiting"
-        elif not journal.is_finished(seq):
+    for seq in range(low, min(end, low + layout.WINDOW)):
+        if not journal.is_finished(seq):
             marked = ", marked" if journal.is_marked(seq) else ""
             messages[seq] = ("waiting" if journal.length(seq) else "no body") + marked
+    queue = range(max(low + layout.WINDOW, journal.floor), end)
     held = journal.held()
     sums = {
         "boots": journal.boot - 1,
         "next sequence": end,
         "low": low,
-        "waiting": len(messages),
+        "waiting": journal.waiting,
         "held": len(held),
         "dropped": journal.dropped,
         "damaged": journal.damaged,
     }
-    return Alive(messages, held, sums)
+    return Alive(messages, queue, held, sums)
 
 
 def set_states(chain: Sequence[Sector], alive: Alive) -> None:
@@ -262,7 +262,7 @@ def set_states(chain: Sequence[Sector], alive: Alive) -> None:
 def _state(record: Record, alive: Alive) -> str:
     if record.type == layout.HELD:
         return "held" if record.key in alive.held else "released"
-    return alive.messages.get(record.seq, "finished")
+    return alive.messages.get(record.seq, "waiting" if record.seq in alive.queue else "finished")
 
 
 def report(content: bytes, sector_bytes: int, *, everything: bool = False) -> tuple[str, bool]:
