@@ -6,7 +6,7 @@ from failing import FailingRegion
 from flashmqtt.errors import StoreCorrupt, StoreFull
 from flashmqtt.flash.block import BlockRegion
 from flashmqtt.flash.ram import RamRegion
-from flashmqtt.journal.journal import DROP_OLDEST, Journal
+from flashmqtt.journal.journal import DROP_NEWEST, DROP_OLDEST, REFUSE, Journal
 from stored import held_messages
 from tools.flashsim.nor import NorFlash, Random
 
@@ -249,3 +249,24 @@ def test_short_held_messages_in_many_sectors_leave_room_for_a_long_message():
         journal.append(bytes(200), 200)
     journal.append(bytes(9000), 9000)
     assert len(journal.held()) == 11
+
+
+@pytest.mark.req("S5")
+@pytest.mark.parametrize("policy", (REFUSE, DROP_NEWEST))
+def test_begun_message_whose_room_notes_took_is_refused_or_dropped(policy):
+    region = RamRegion(5, 1024, 256)
+    journal = Journal(region, policy)
+    for _ in range(8):
+        journal.append(BODY, 148)
+    assert journal.begin(300)
+    for n in range(40):
+        journal.write_note(b"note %7d" % n)
+    if policy == REFUSE:
+        with pytest.raises(StoreFull):
+            journal.extend(bytes(300), 300)
+    else:
+        journal.extend(bytes(300), 300)
+        assert journal.commit() == 0
+    journal.flush()
+    journal = Journal(region, policy)
+    assert (journal.stored, journal.waiting, journal.dropped) == (8, 8, int(policy == DROP_NEWEST))

@@ -212,6 +212,7 @@ class Journal:
 
             Raises:
                 UsageError: no message was begun, the piece is longer than the rest of the message, or buf is shorter than n.
+                StoreFull: notes or held messages took the room since `begin`; the message is discarded. StoreWorn.
             """
 
         def commit(self) -> int:
