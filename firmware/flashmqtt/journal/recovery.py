@@ -451,8 +451,8 @@ class Recovery:
                 break
             before, end, seq = unpack_from("<2HI", self._links, 8 * sector)
             if before >= self._sectors or not 0 < j._seqs[before] == seq < j._seqs[sector]:
-                moved = self._highest(j, seq + 1)
-                if (before == _NONE and sector == head) or (moved not in (-1, before) and j._seqs[moved] == seq):
+                same = j._seqs[self._highest(j, seq + 1)]
+                if (before == _NONE and sector == head) or 0 < same == seq < j._seqs[sector]:
                     raise StoreCorrupt("sectors were moved")
                 end = j._sector_bytes
                 before = self._highest(j, min(seq, j._seqs[sector])) if j._first[sector] > j.floor else -1
