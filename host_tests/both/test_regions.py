@@ -291,11 +291,16 @@ def test_device_error_raises_flash_failed():
             call()
 
     class SaysNo(NorFlash):
+        def readblocks(self, n, buf, off=0):
+            return -5
+
         def ioctl(self, op, arg):
             return -22 if op == 6 else NorFlash.ioctl(self, op, arg)
 
     with pytest.raises(FlashFailed):
         BlockRegion(SaysNo(SECTOR)).erase(0)
+    with pytest.raises(FlashFailed):
+        BlockRegion(SaysNo(SECTOR)).read(0, bytearray(4))
 
 
 @pytest.mark.parametrize("personality", ["rp2", "esp32"])

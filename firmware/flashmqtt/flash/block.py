@@ -68,8 +68,10 @@ class BlockRegion(Region):
     def _raw(self, block: int, buf: "bytearray | memoryview", at: int) -> None:
         """Read inside one block."""
         try:
-            self._device.readblocks(block, buf, at)
-        except OSError as error:
+            error = self._device.readblocks(block, buf, at)  # a device in Python may return it
+        except OSError as raised:
+            error = raised
+        if error:
             self._fail("read", block * self.sector_bytes + at, error)
 
     def read(self, offset: int, buf: "bytearray | memoryview") -> None:
