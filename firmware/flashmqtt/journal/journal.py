@@ -95,7 +95,7 @@ class Journal:
     Raises:
         UsageError: a journal can't be on such a region; or no such policy.
         StoreForeign: encrypted flash, other data, or a journal of another size or version.
-        StoreCorrupt: a journal without a readable sector. StoreWorn: no sector can be erased.
+        StoreCorrupt: a journal without a readable sector, or whose sectors were moved. StoreWorn: no sector can be erased.
     """
 
     if TYPE_CHECKING:  # `recovery.mount` makes these attributes and says what they are
