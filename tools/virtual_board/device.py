@@ -26,11 +26,11 @@ from pathlib import Path
 from zlib import crc32
 
 from tools import children
+from tools.boards import BOARDS
 from tools.bootstrap import ROOT
 from tools.command import Failure, ended, folder, named
 from tools.flashsim.tear import tear
 
-BOARDS = ("pico_w", "pico2_w", "w5500_evb_pico", "esp32", "esp32_s3", "esp32_c3")
 MICROPYTHON = Path(sys.executable).parent / "micropython"
 POWER_ON_PY = Path(__file__).resolve().parent / "power_on.py"
 HEAP = "512K"  # a word is twice as long as on a board, and the heap also has the simulated chip
@@ -50,7 +50,7 @@ class Device:
 
     Args:
         directory: the board's folder, with its flash; made if missing.
-        board: "rp2" (a Pico W), or another of `power_on.BOARDS`.
+        board: one of BOARDS.
         wifi: "network:password" that the radio finds.
         environment: further variables for the board's process (FLASHMQTT_HASTE, FLASHMQTT_FLASH_TIME, ...).
         micropython, heap: the interpreter, and the size of its heap, if not the usual ones.
@@ -65,7 +65,7 @@ class Device:
     def __init__(
         self,
         directory: Path,
-        board: str = "rp2",
+        board: str = "pico_w",
         wifi: str = "",
         environment: dict[str, str] | None = None,
         micropython: Path = MICROPYTHON,
@@ -361,7 +361,7 @@ def main(argv: list[str] | None = None) -> int:
         parser.error(f"{directory} is in use by another virtual board; for a second board, give another folder as DIR=")
     # Each folder is another board, with an id of its own: two boards with one id end each other's connections.
     ids = {} if directory == usual else {"FLASHMQTT_BOARD_ID": f"e6616408{crc32(bytes(directory)):08x}"}
-    with Device(directory, "rp2" if board == "pico_w" else board, arguments.wifi, ids) as device:
+    with Device(directory, board, arguments.wifi, ids) as device:
         print(
             f"A virtual board, {board}, is on {device.path}; Ctrl-C switches it off. In another terminal:", flush=True
         )

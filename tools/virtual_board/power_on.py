@@ -14,6 +14,7 @@ import time
 import vfs
 from collections import namedtuple
 
+from tools.boards import BOARDS
 from tools.flashsim.nor import FileNorFlash
 from tools.virtual_board.hardware import dht, ds18x20, esp32, machine, neopixel, network, onewire, rp2, with_ethernet
 
@@ -21,15 +22,6 @@ CAUSE, SCRATCH, WATCHDOG = 0, 4, 8
 SCRATCH0 = (0x4005800C, 0x400D800C)  # RP2040, RP2350
 CHIP_ID = 0x40000000
 RP2350 = 4 << 12
-# board -> port, bytes of the stock image's file system, page, name, registers that are not 0.
-BOARDS = {
-    "rp2": ("rp2", 848 * 1024, 256, "Raspberry Pi Pico W with RP2040", {}),
-    "pico2_w": ("rp2", 2560 * 1024, 256, "Raspberry Pi Pico 2 W with RP2350", {CHIP_ID: RP2350}),
-    "w5500_evb_pico": ("rp2", 1408 * 1024, 256, "W5500-EVB-Pico with RP2040", {}),
-    "esp32": ("esp32", 2048 * 1024, 32, "Generic ESP32 module with ESP32", {}),
-    "esp32_s3": ("esp32", 2048 * 1024, 32, "Generic ESP32S3 module with ESP32S3", {}),
-    "esp32_c3": ("esp32", 2048 * 1024, 32, "Generic ESP32C3 module with ESP32C3", {}),
-}
 
 
 class _Registers(dict):
@@ -66,7 +58,7 @@ class _Clock:
         return time.mktime(date)
 
 
-def _wire_machine(port, registers):
+def _wire_machine(port, is_rp2350):
     wires = open("wires.bin", "r+b", buffering=0)
     simulated = machine.simulated
     simulated.cause = wires.read(1)[0]
@@ -75,8 +67,7 @@ def _wire_machine(port, registers):
     simulated.id = bytes(int(simulated.id[i : i + 2], 16) for i in range(0, len(simulated.id), 2))
     simulated.registers = _Registers(wires)
     simulated.registers["chip"] = port
-    for address in registers:
-        simulated.registers[address] = registers[address]
+    simulated.registers[CHIP_ID] = RP2350 if is_rp2350 else 0
 
     def on_reset(how):
         causes = {"rp2": {"reset": 3, "deep-sleep": 3}, "esp32": {"reset": 5, "deep-sleep": 4}}
@@ -121,7 +112,8 @@ class _Storage:
                 self._late.write(b"\x03")
 
 
-def _wire_flash(port, size, page):
+def _wire_flash(port, size):
+    page = 256 if port == "rp2" else 32
     device = FileNorFlash(
         "flash.bin",
         size,
@@ -205,8 +197,8 @@ class _Sys:
 
 
 def _wire(kind):
-    port, size, page, name, registers = BOARDS[kind]
-    _wire_machine(port, registers)
+    port, begin, end, kib = BOARDS[kind]
+    _wire_machine(port, end.endswith("RP2350"))
     if kind.startswith("w5500"):
         with_ethernet(network)
     joined = os.getenv("FLASHMQTT_WIFI")
@@ -214,7 +206,7 @@ def _wire(kind):
         ssid, _, password = joined.partition(":")
         network.simulated.access_points[ssid] = password
     rom = open("romfs.bin", "r+b", buffering=0) if "romfs.bin" in os.listdir() else None
-    _wire_flash(port, size, page)
+    _wire_flash(port, kib * 1024)
     for module in list(sys.modules):
         if module.startswith(("tools", "flashmqtt")):
             del sys.modules[module]
@@ -225,7 +217,7 @@ def _wire(kind):
     sys.modules["onewire"] = onewire
     sys.modules["neopixel"] = neopixel
     sys.modules[port] = rp2 if port == "rp2" else esp32
-    sys.modules["sys"] = _Sys(sys, port, name)
+    sys.modules["sys"] = _Sys(sys, port, begin + end)
     sys.path[:] = ["", ".frozen", "/lib"]
     os.chdir("/")
     if rom:
@@ -246,7 +238,7 @@ def _run(name):
         sys.print_exception(error)
 
 
-_wire(os.getenv("FLASHMQTT_BOARD") or "rp2")
+_wire(os.getenv("FLASHMQTT_BOARD") or "pico_w")
 # The board is ready: `device.py` passes input from now on.
 print(os.getenv("FLASHMQTT_WIRED") or "", end="")
 _run("boot.py")
