@@ -269,7 +269,7 @@ def test_ctrl_c_ends_the_dashboard_with_status_0(take):
     [
         ([], "--out is missing"),
         (["--out", "{tmp}/none"], "has no tables yet: run the pipeline first (make pipeline)"),
-        (["--out", "{out}", "--port", "{port}"], "name another --port"),
+        (["--out", "{out}", "--port", "{port}"], "give another PORT= (--port)"),
     ],
 )
 def test_unusable_argument_is_named(take, tmp_path, capsys, arguments, told):

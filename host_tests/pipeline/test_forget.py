@@ -609,7 +609,7 @@ def test_forget_command_requires_yes_and_reports_remaining_files(fleet, landing,
     assert forget.main(arguments) == 2
     assert "--device is missing" in capsys.readouterr().err
     assert forget.main([*arguments, "--device", GONE]) == 2
-    assert "nothing was deleted: give --yes" in capsys.readouterr().err
+    assert "nothing was deleted: give YES=1 (--yes), or search first with DRY=1" in capsys.readouterr().err
     assert forget.main([*arguments, "--device", GONE, "--dry-run", "--search", str(tmp_path / "none")]) == 2
     assert "none: no such folder" in capsys.readouterr().err
     assert forget.main([*arguments, "--device", GONE, "--dry-run"]) == 0

@@ -598,7 +598,7 @@ def main(argv: list[str] | None = None) -> int:
         if not Storage(place).exists(""):
             raise OutputError(f"--search {place}: no such folder")
     if not given.dry_run and not given.yes and not _confirmed(devices):
-        raise OutputError("nothing was deleted: give --yes, or search first with --dry-run")
+        raise OutputError("nothing was deleted: give YES=1 (--yes), or search first with DRY=1 (--dry-run)")
     begun = time.monotonic()
     rules = read_mapping(given.mapping) if given.mapping else NO_MAPPING
     done = forget(given.landing, given.out, devices, given.search, not given.no_report, given.dry_run, rules)
