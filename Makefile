@@ -94,7 +94,7 @@ powercut: setup ## Cut the power at every flash operation, and again during the 
 	@$(PY) -m tools.proof.powercut $(if $(SHORT),--short) $(if $(REPLAY),--replay "$(REPLAY)")
 	@$(if $(REPLAY),,$(PY) -m host_tests.journal.flips $(if $(SHORT),29))
 
-powercut-board: setup ## Run the whole application on a virtual board under power cuts (FLASHMQTT_UF2=image: also on an emulated Pico)
+powercut-board: setup ## Cut the power of a virtual board with the journal in its file system (FLASHMQTT_UF2=image: also on an emulated Pico)
 	@FLASHMQTT_BOARD_CUTS=250 $(PY) -m pytest host_tests/flash/test_board_power_cuts.py
 
 faults: setup ## Cut the link and kill broker and board at every point of every flow; count losses and duplicates (SHORT=1; REPLAY=id)
