@@ -91,7 +91,7 @@ class Application:
         self._worn = None
         self.undated = False  # was a message of this boot published before the time was known?
         self.interval_ms = self.state.get("interval_ms") or config["interval_ms"]
-        self.groups = self._grouped(self._sensors())
+        self.groups = self._sensors()
         host, _, port = config["ntp"].partition(":")
         self.time = NetworkTime(self.uptime, host, int(port or 123))
         known = board.clock()
@@ -113,6 +113,7 @@ class Application:
         self._health_ms = 0
 
     def _sensors(self):
+        """Return the sensors in groups, without those that do not fulfil the contract."""
         found = []
         try:
             found += self.board.sensors()
@@ -125,20 +126,21 @@ class Application:
                 found += make(settings)
             except Exception as error:  # a broken sensor must not stop the others; a driver may raise anything
                 print("sensor:", settings["kind"], error)
-        for sensor in found[:]:
-            try:
-                _ = sensor.name, sensor.unit, sensor.read
-            except AttributeError as error:
-                print("sensor: left out:", error)
-                found.remove(sensor)
-        return found
-
-    def _grouped(self, sensors):
         groups = {}
-        for sensor in sensors:
-            key = (getattr(sensor, "qos", 1), getattr(sensor, "interval_ms", 0))
+        for sensor in found:
+            try:
+                name, unit, _ = sensor.name, sensor.unit, sensor.read
+                key = qos, interval_ms = getattr(sensor, "qos", 1), getattr(sensor, "interval_ms", 0)
+                kinds = [type(one) for one in (name, unit or name, qos, interval_ms)]
+                if kinds != [str, str, int, int] or not 0 <= qos <= 2 or interval_ms < 0:
+                    raise ValueError(
+                        "%r: name, unit, qos %r or interval_ms %r is not allowed" % (name, qos, interval_ms)
+                    )
+            except (AttributeError, ValueError) as error:
+                print("sensor: left out:", error)
+                continue
             if key not in groups:
-                groups[key] = Group(key[0], key[1], self.uptime.ms())
+                groups[key] = Group(qos, interval_ms, self.uptime.ms())
             groups[key].sensors.append(sensor)
         return [groups[key] for key in sorted(groups)]
 

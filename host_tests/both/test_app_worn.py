@@ -186,6 +186,20 @@ def test_sensor_without_name_unit_or_read_is_named_and_does_not_stop_the_others(
     broker.close()
 
 
+@pytest.mark.parametrize(
+    "wrong", [("qos", 3), ("qos", None), ("qos", "1"), ("interval_ms", -1), ("interval_ms", 0.5), ("interval_ms", None)]
+)
+@pytest.mark.req("B1", "B4")
+def test_sensor_with_a_wrong_qos_or_interval_is_named_and_does_not_stop_the_others(wrong):
+    sensor = Odd("soil", 4)
+    setattr(sensor, *wrong)
+    (application, broker), lines = printed(lambda: _with([sensor, Odd("a", 3)]))
+    assert len(lines) == 1 and lines[0].startswith("sensor: left out: 'soil': ") and repr(wrong[1]) in lines[0]
+    application.publish("readings", application.groups[0].qos, application.sample(application.groups[0]))
+    assert len(application.groups) == application.journal.stored == 1
+    broker.close()
+
+
 @pytest.mark.req("B1", "B4")
 def test_error_of_the_board_sensors_function_is_printed_and_does_not_stop_the_application():
     def failing():
