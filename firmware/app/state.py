@@ -15,7 +15,7 @@ def _is_whole(facts):
         kind = {"done": list, "intent": dict, "id": str, "do": str, "device": str}.get(name, int)
         if type(value) is not kind or (kind is int and not 0 <= value < 1 << 30):
             return False
-        if isinstance(value, dict) and (len(value) != 4 or not _is_whole(value)):
+        if isinstance(value, dict) and (set(value) != {"id", "do", "ms", "seq"} or not _is_whole(value)):
             return False
     return True
 
@@ -32,7 +32,7 @@ class State:
         try:
             with open(path) as file:
                 facts = load(file)
-        except (OSError, ValueError):
+        except Exception:  # also MemoryError, for a file that is not ours
             facts = None
         self.facts = facts if isinstance(facts, dict) and _is_whole(facts) else {}
 
