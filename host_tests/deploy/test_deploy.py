@@ -232,6 +232,54 @@ def test_foreign_main_needs_confirmation_and_is_restored_by_wipe(tmp_path):
             assert link.get("/main.py") == b"print('mine')\n"
 
 
+@pytest.mark.parametrize(
+    "code",
+    [
+        "f = open('/main.py', 'wb')\nf.write(bytes([255, 254, 0]))\nf.close()",
+        "f = open('/main.py', 'wb')\nfor _ in range(400): f.write(b'#' * 1024)\nf.close()",
+        "import os\nos.mkdir('/main.py')",
+    ],
+    ids=["not UTF-8", "one long line", "a folder"],
+)
+@pytest.mark.req("B3")
+def test_main_that_is_no_text_counts_as_foreign(tmp_path, code):
+    with Device(tmp_path / "board") as device, Link(device.path) as link:
+        link.run(code)
+        assert deploy.foreign_files(link, {"files": ["main.py"]}) == ["main.py"]
+
+
+@pytest.mark.req("B3")
+def test_module_that_would_be_imported_before_the_deployed_one_is_named(tmp_path):
+    with Device(tmp_path / "board", wifi=WIFI) as device:
+        config = write_configuration(tmp_path / "config", 1)
+        with Link(device.path) as link:
+            link.put("/flashmqtt/__init__.py", b"")  # mpremote cp -r firmware/flashmqtt :
+        status, _, complaints = run("deploy", "--port", device.path, "--config", str(config))
+        assert status == 1 and "/flashmqtt " in complaints and "mpremote rm -r :flashmqtt" in complaints
+        with Link(device.path) as link:
+            assert link.literal("import os; print(os.listdir('/'))") == ["flashmqtt"]
+
+
+READ_ONLY = b"import rp2, vfs\nvfs.umount('/')\nvfs.mount(vfs.VfsLfs2(rp2.Flash(), progsize=256), '/', readonly=True)\n"
+
+
+@pytest.mark.parametrize(
+    ("path", "content", "words"),
+    [("/boot.py", READ_ONLY, "file system is read-only"), ("/app", b"", "/app/.* a part of this path is a file")],
+)
+@pytest.mark.req("B3")
+def test_board_that_can_not_be_written_to_is_named(tmp_path, path, content, words):
+    with Device(tmp_path / "board", wifi=WIFI) as device:
+        config = write_configuration(tmp_path / "config", 1)
+        with Link(device.path) as link:
+            link.put(path, content)
+        since = len(device.console)
+        device.power_cut()
+        device.wait_for(b">>> ", since=since)  # boot.py has ended
+        status, _, complaints = run("deploy", "--port", device.path, "--config", str(config))
+        assert status == 1 and re.search(words, complaints), complaints
+
+
 @pytest.mark.req("B3")
 def test_board_module_copied_by_hand_is_replaced_without_asking(tmp_path):
     with Device(tmp_path / "board", wifi=WIFI) as device:

@@ -39,6 +39,7 @@ SINGLE = ("/main.py", "/board.mpy", "/config.json", "/state.json")
 UNFINISHED = tuple(path + ".new" for path in SINGLE)  # incomplete copies
 MARK = "flashmqtt"  # in the first line of our main.py
 CONTRACT = "boards/board.pyi"  # in the first line of our board.py
+IN_THE_WAY = ("flashmqtt", "flashmqtt.py", "flashmqtt.mpy", "board")
 DELIVERY_S = 90
 REASONS = (
     "configuration:",
@@ -87,6 +88,12 @@ def walk(p):
     else:
         tell(p)
 for p in %r: walk(p)
+"""
+# `with`: otherwise the garbage collector closes the file, perhaps in the middle of the file system's next write.
+_FIRST_LINE = """
+try:
+    with open(%r, 'rb') as f: print(f.readline(200))
+except OSError: pass
 """
 # MicroPython would import an empty folder /app instead of /rom/app.
 _REMOVE_EMPTY = """
@@ -252,7 +259,7 @@ def stop_program(link: Link, found: dict) -> None:
     """Keep main.py from starting, and reset: so no watchdog of a running program resets the board later."""
     if "main.py" not in found["files"]:
         return
-    retry_after_reset(link, lambda: link.run(f"open({DEPLOYING!r}, 'w').close()", timeout_s=WATCHDOG_S))
+    retry_after_reset(link, lambda: link.create(DEPLOYING, WATCHDOG_S))
     link.reset()
     link.stop()
 
@@ -278,12 +285,21 @@ def restarted_on_error(link: Link, found: dict) -> Iterator[None]:
 
 
 def foreign_files(link: Link, found: dict) -> list[str]:
-    """Return the names of other programs' files that would be replaced."""
-    # `with`: otherwise the garbage collector closes the file, perhaps in the middle of the file system's next write.
+    """Return the names of other programs' files (or folders) that would be replaced.
+
+    Raises:
+        DeployFailed: MicroPython would import another file or folder instead of ours.
+    """
+    for name in IN_THE_WAY:
+        if name in found["files"]:
+            raise DeployFailed(
+                f"The board has a /{name} that MicroPython would import instead of the deployed one. Remove it "
+                f"(.venv/bin/mpremote rm -r :{name}), and run the command again."
+            )
     return [
         name
         for name, sign in (("main.py", MARK), ("board.py", CONTRACT))
-        if name in found["files"] and sign not in link.run(f"with open('/{name}') as f: print(f.readline())")
+        if name in found["files"] and sign not in link.run(_FIRST_LINE % f"/{name}")
     ]
 
 
@@ -343,7 +359,7 @@ def deploy(arguments: argparse.Namespace) -> None:
         for name in foreign:
             link.run(f"import os\nos.rename('/{name}', '/{name}.before')")
         if copy or remove or rom is not None:
-            link.run(f"open({DEPLOYING!r}, 'w').close()")
+            link.create(DEPLOYING)
         if rom is not None:
             write_rom(link, rom, rom_block)
             link.reset()  # mounts ROMFS

@@ -5,8 +5,10 @@ from __future__ import annotations
 import ast
 import binascii
 import contextlib
+import errno
 import hashlib
 import io
+import re
 import select
 import time
 from collections.abc import Callable, Iterator
@@ -26,6 +28,11 @@ SILENT_S = 8.0
 REPL_S = 10.0
 ATTEMPTS = 4  # to enter the raw REPL, in REPL_S together
 READ_FILE_S = 300.0  # for one file: 2.5 MB at 115,200 baud
+REASONS = {
+    errno.ENOTDIR: "%s can't be written: a part of this path is a file on the board. Remove that (.venv/bin/mpremote rm).",
+    errno.ENOSPC: "The board's file system is full: %s does not fit. Remove files, or make the journal smaller.",
+    errno.EROFS: "%s can't be written: the board's file system is read-only. Does its boot.py mount it so?",
+}
 
 # Print a file as base64. As a bytes literal, erased flash (FF) would take three times as long over a serial line.
 _READ_FILE = """
@@ -203,6 +210,17 @@ class Link:
         """Run a script that prints a literal; return its value."""
         return ast.literal_eval(self.run(script, timeout_s).strip())
 
+    def create(self, path: str, timeout_s: float = 30) -> None:
+        """Create an empty file.
+
+        Raises:
+            BoardSaid: it can't be created.
+        """
+        try:
+            self.run(f"open({path!r}, 'w').close()", timeout_s)
+        except BoardSaid as error:
+            raise self._explained(path, error) from error
+
     def put(self, path: str, content: bytes, step: Callable[[int], object] = lambda _: None) -> None:
         """Write a file atomically: under a temporary name, checked by its hash, then renamed.
 
@@ -243,13 +261,11 @@ class Link:
         self._folders.add(folder)
 
     @staticmethod
-    def _explained(path: str, error: Exception) -> DeployFailed:
-        text = str(getattr(error, "error_output", "") or error)
-        if "ENOSPC" in text or "28" in text.split():
-            return DeployFailed(
-                f"The board's file system is full: {path} does not fit. Remove files, or make the journal smaller."
-            )
-        return DeployFailed(f"{path} can't be written: {text.strip().splitlines()[-1]}")
+    def _explained(path: str, error: Exception) -> BoardSaid:
+        text = str(getattr(error, "error_output", "") or error).strip().splitlines()[-1]
+        code = re.search(r"OSError: (?:\[Errno )?(\d+)", text)
+        reason = REASONS.get(int(code[1]) if code else 0)
+        return BoardSaid(reason % path if reason else f"{path} can't be written: {text}")
 
     def get(self, path: str) -> bytes:
         """Return a file's content.

@@ -120,7 +120,9 @@ class Server(ThreadingHTTPServer):
         try:
             super().__init__((address, port), Handler)
         except OSError as error:
-            raise command.Failure(f"can't serve at {address}:{port}: {error.strerror}; give another PORT= (--port)") from error
+            raise command.Failure(
+                f"can't serve at {address}:{port}: {error.strerror}; give another PORT= (--port)"
+            ) from error
 
 
 class Handler(BaseHTTPRequestHandler):
