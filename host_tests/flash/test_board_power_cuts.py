@@ -244,7 +244,9 @@ def test_board_keeps_stored_messages_over_power_cuts(kind: str, tmp_path: Path) 
             pytest.skip(NO_PICO)
         pytest.importorskip("rp2040py", reason="FLASHMQTT_UF2 is set, but rp2040py is not installed")
         if not Path(UF2).is_file() or Path(UF2).read_bytes()[:4] != b"UF2\n":
-            pytest.fail(f"FLASHMQTT_UF2={UF2}: this is no .uf2 file: boards/IMAGES.md has which, and where from", pytrace=False)
+            pytest.fail(
+                f"FLASHMQTT_UF2={UF2}: this is no .uf2 file: boards/IMAGES.md has which, and where from", pytrace=False
+            )
         board = PicoBoard(UF2)
     else:
         board = UnixBoard(tmp_path)

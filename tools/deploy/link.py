@@ -190,9 +190,7 @@ class Link:
         self._board.deadline = time.monotonic() + timeout_s
         try:
             printed, problem = self._board.exec_raw(script, timeout=timeout_s)
-        except TransportError as error:
-            raise DeployFailed(f"The board on {self.path} stopped answering: {error}") from error
-        except (SerialException, OSError) as error:
+        except (TransportError, SerialException, OSError) as error:
             raise self._gone() from error
         finally:
             self._board.deadline = None
@@ -202,7 +200,7 @@ class Link:
 
     def _gone(self) -> DeployFailed:
         return DeployFailed(
-            f"The board on {self.path} stopped answering: it was unplugged, or another program reads from its port. "
+            f"The board on {self.path} stopped answering: it was unplugged or reset, or another program reads from its port. "
             "Plug it in, end the other program, and run the command again."
         )
 
@@ -238,7 +236,7 @@ class Link:
                 self.run(f"import os\nos.remove({new!r})")
             raise self._explained(path, error) from error
         except TransportError as error:
-            raise DeployFailed(f"The board on {self.path} stopped answering while {path} was being copied.") from error
+            raise self._gone() from error
         if answer != "replaced":
             raise DeployFailed(f"{path} did not arrive as it was sent; run the command again.")
 
