@@ -435,6 +435,17 @@ def test_wrong_board_is_named(found, words):
 
 
 @pytest.mark.parametrize(
+    ("found", "words"), [({"name": "circuitpython"}, "not MicroPython"), ({"version": (1, 23, 0)}, "too old: 1.24")]
+)
+@pytest.mark.req("B3")
+def test_wrong_micropython_is_named_for_a_board_of_the_users_own(found, words):
+    good = {"name": "micropython", "platform": "stm32", "machine": "PYBD", "version": (1, 24, 1)}
+    assert deploy.which_board(good, "", "/dev/x") == ""
+    with pytest.raises(DeployFailed, match=words):
+        deploy.which_board({**good, **found}, "", "/dev/x")
+
+
+@pytest.mark.parametrize(
     ("platform", "machine", "board"),
     [
         ("rp2", "Raspberry Pi Pico W with RP2040", "pico_w"),

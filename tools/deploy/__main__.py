@@ -120,19 +120,18 @@ def probe(link: Link) -> dict:
 
 
 def which_board(found: dict, board: str, path: str) -> str:
-    """Return the board's name in `build.BOARDS`, and check that it is the requested one.
+    """Return the board's name in `build.BOARDS`, "" for another one, and check that it is the requested one.
 
     Args:
         found: the result of `probe`.
-        board: the requested board: a name in `build.BOARDS`, or "auto".
+        board: the requested board: a name in `build.BOARDS`, "auto", or "" for any, with a board.py of the user's own.
         path: the port, for messages.
 
     Raises:
         DeployFailed: the board is another one or unknown, or its MicroPython is too old or is another Python.
     """
-    folder = build.BOARDS[board][0] if board in build.BOARDS else "rp2"
     if found["name"] != "micropython":
-        raise DeployFailed(f"{path}: the board runs {found['name']}, not MicroPython: see boards/{folder}/README.md.")
+        raise DeployFailed(f"{path}: the board runs {found['name']}, not MicroPython: see boards/*/README.md.")
     right = next(
         (
             name
@@ -141,7 +140,7 @@ def which_board(found: dict, board: str, path: str) -> str:
         ),
         "",
     )
-    if not right or board not in ("auto", right):
+    if board and (not right or board not in ("auto", right)):
         kind = "a known board" if board == "auto" else f"{'an' if board.startswith('e') else 'a'} {board}"
         hint = (
             f" Use BOARD={right}."
@@ -153,9 +152,9 @@ def which_board(found: dict, board: str, path: str) -> str:
         version = ".".join(map(str, found["version"]))
         raise DeployFailed(
             f"MicroPython {version} on {path} is too old: {OLDEST[0]}.{OLDEST[1]} or newer is needed "
-            f"(boards/{found['platform']}/README.md explains how to install it)."
+            "(boards/*/README.md explain how to install it)."
         )
-    return right
+    return right if board else ""
 
 
 def present(link: Link, roots: tuple[str, ...] = (*OURS, *SINGLE), timeout_s: float = 60) -> dict[str, str]:
@@ -315,7 +314,7 @@ def deploy(arguments: argparse.Namespace) -> None:
         found = probe(link)
         version = ".".join(map(str, found["version"]))
         report_line("board", f"{found['machine']}, MicroPython {version}, on {path}")
-        board = "" if arguments.board_file else which_board(found, arguments.board, path)
+        board = which_board(found, "" if arguments.board_file else arguments.board, path)
         march = build.architecture(found["mpy"])
         foreign = retry_after_reset(link, lambda: foreign_files(link, found))
         with contextlib.nullcontext() if foreign else restarted_on_error(link, found):

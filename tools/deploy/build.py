@@ -91,7 +91,8 @@ def architecture(mpy: int) -> str:
     """
     if mpy & 0xFF != MPY_VERSION:
         raise DeployFailed(
-            f"This MicroPython loads .mpy files of version {mpy & 0xFF}; flashmqtt's files have version {MPY_VERSION}."
+            f"This MicroPython loads .mpy files of version {mpy & 0xFF}; flashmqtt's files have version {MPY_VERSION}: "
+            "install MicroPython 1.24 or newer, or a newer flashmqtt."
         )
     index = mpy >> 10 & 15
     if index >= len(ARCHITECTURES):
