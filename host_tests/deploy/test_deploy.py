@@ -33,6 +33,7 @@ from tools.virtual_board.device import Device
 ROOT = Path(__file__).resolve().parent.parent.parent
 PASSWORD = "hunter2-hunter2"
 WIFI = f"home:{PASSWORD}"
+OUR_MODULES = {path: source for path, source in build.sources("pico_w").items() if path.endswith(".mpy")}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -364,6 +365,15 @@ def test_deployment_shows_what_a_sensor_printed_before_the_application_started(t
         status, printed, complaints = run("deploy", "--board-file", str(tmp_path / "my_board.py"), *words)
         assert status == 1 and "nothing was delivered" in complaints
         assert "soil: waiting for the chip on pin 4" in printed, printed
+
+
+@pytest.mark.req("B3")
+def test_traceback_during_a_deployment_has_the_names_of_the_repository(capsys):
+    names = build.shrunk({build.module_name(path): source.read_text() for path, source in OUR_MODULES.items()}).names
+    lines = ("Traceback (most recent call last):", f'  File "app.application", line 1, in {names["turn"]}', "OSError: 5")
+    with pytest.raises(DeployFailed, match="OSError: 5$"):
+        deploy.wait_for_delivery(Console(*lines), 0.0, 9)
+    assert 'File "app.application", in Application.turn' in capsys.readouterr().out
 
 
 @pytest.mark.req("B3")

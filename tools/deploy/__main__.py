@@ -424,7 +424,8 @@ def prepare_journal(link: Link, sectors: int) -> None:
     try:
         count, size, kind = link.literal(_JOURNAL % sectors, timeout_s=120)
     except BoardSaid as error:
-        raise DeployFailed(f"The journal can't be allocated: {error}") from error
+        where = 'firmware/TROUBLESHOOTING.md, "The store"; boards/check.py checks a board.py of your own'
+        raise DeployFailed(f"The journal can't be allocated: {error} ({where})") from error
     pinned = kind == "PinnedFiles"
     report_line(
         "journal", f"{count * size // 1024} KB {'pinned in the file system' if pinned else 'in its own partition'}"
@@ -459,7 +460,7 @@ def wait_for_delivery(link: Link, started: float, timeout_s: float) -> None:
     reason = ""
     in_traceback = False
     before = 0  # the number of messages that were stored before the reset
-    for line in link.lines(timeout_s):
+    for line in map(explained, link.lines(timeout_s)):
         words = line.split()
         in_traceback = line.startswith("Traceback") or (in_traceback and reason.startswith(("Traceback", " ")))
         if in_traceback or line.startswith(REASONS):
@@ -487,7 +488,7 @@ def wait_for_delivery(link: Link, started: float, timeout_s: float) -> None:
             )
             return
         elif line.strip():
-            others.append(explained(line))
+            others.append(line)
     for n, line in enumerate(others):
         report_line("" if n else "output", line)
     reason = reason or (shown[-1] if shown else "")
