@@ -177,6 +177,18 @@ def test_interrupted_deployment_leaves_a_repl_and_can_be_repeated(tmp_path):
 
 
 @pytest.mark.req("B3")
+def test_file_that_an_interrupted_deployment_left_open_is_closed_before_the_next_one_writes(tmp_path):
+    with Device(tmp_path / "board") as device:
+        with Link(device.path) as link:
+            link.run("old = f = open('/main.py.new', 'ab')")  # stopped before the close
+        with Link(device.path) as link:
+            link.put("/main.py", b"new")
+            with pytest.raises(BoardSaid):
+                link.run("old.write(b'old')")
+            assert link.get("/main.py") == b"new"
+
+
+@pytest.mark.req("B3")
 def test_partial_copies_are_removed_by_deploy_and_wipe(tmp_path):
     with Broker(tmp_path / "broker") as broker, Device(tmp_path / "board", wifi=WIFI) as device:
         config = write_configuration(tmp_path / "config", broker.port)

@@ -242,7 +242,10 @@ class Link:
 
     def _write(self, path: str, content: bytes, step: Callable[[int], object]) -> None:
         self._make_folders(path)
-        self._board.exec(f"from binascii import a2b_base64 as a\nf=open({path!r},'wb')\nw=f.write")
+        # An interrupted deployment may have left f open. The garbage collector would close it while the next file is written, or
+        # after that was renamed, whose content would then be the old one.
+        closed = "try: f.close()\nexcept Exception: pass"
+        self._board.exec(f"{closed}\nfrom binascii import a2b_base64 as a\nf=open({path!r},'wb')\nw=f.write")
         for at in range(0, len(content), CHUNK):
             piece = content[at : at + CHUNK]
             self._board.exec(f"w(a({binascii.b2a_base64(piece, newline=False)!r}))")  # a bytes literal is twice as long
