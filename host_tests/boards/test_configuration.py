@@ -89,6 +89,7 @@ def test_example_is_complete_and_valid(tmp_path):
         (DHT22 + 'name = "Küche"\n', ["name", "'Küche'", "letters"]),
         (DHT22 + 'name = ""\n', ["name", "''", "letters"]),
         (DHT22 + 'name = "_a"\n', ["name", "'_a'", "letters"]),
+        (DHT22 + f'name = "{"a" * 65}"\n', ["name", "at most 64"]),
         (DHT22 + '[[sensors]]\nkind = "bme280"\nsda = 4\nscl = 5\n', ["entry 2", "'temperature'", "name"]),
         (DHT22 + 'name = "a"\n' + ENTRY + 'name = "a"\n', ["entry 2", "'a_temperature'", "name"]),
         (

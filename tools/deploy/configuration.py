@@ -62,7 +62,8 @@ KINDS: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
     "ds18b20": ((), ("pin",), ()),
 }
 SENSOR_KEYS = ("kind", "name", "qos", "interval_ms")
-SENSOR_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9\-:./_]*")  # RFC 8428, 4.5.1
+SENSOR_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9\-:./_]{0,63}")  # RFC 8428, 4.5.1
+NAME_RULE = "a text of at most 64 letters (A to Z), digits and - : . / _ that begins with a letter or digit"
 CONTROL = re.compile(r"[\x01-\x1f\x7f-\x9f]")
 COUNTRY = re.compile(r"([A-Za-z]{2})?")
 LINE = re.compile(r"\(at line (\d+),")
@@ -187,7 +188,7 @@ def _sensor_complaint(kind: str, key: str, value: object) -> str:
     """Return what a value of an entry of [[sensors]] has to be, or "" if it is allowed."""
     if key == "name":
         good = isinstance(value, str) and SENSOR_NAME.fullmatch(value)
-        return "" if good else "a text of letters (A to Z), digits and - : . / _ that begins with a letter or digit"
+        return "" if good else NAME_RULE
     if key == "qos":
         return "0, 1 or 2" if complaint(value, (int, 1, (0, 1, 2))) else ""
     if key == "interval_ms":
