@@ -382,7 +382,11 @@ def test_deployment_shows_what_a_sensor_printed_before_the_application_started(t
 @pytest.mark.req("B3")
 def test_traceback_during_a_deployment_has_the_names_of_the_repository(capsys):
     names = build.shrunk({build.module_name(path): source.read_text() for path, source in OUR_MODULES.items()}).names
-    lines = ("Traceback (most recent call last):", f'  File "app.application", line 1, in {names["turn"]}', "OSError: 5")
+    lines = (
+        "Traceback (most recent call last):",
+        f'  File "app.application", line 1, in {names["turn"]}',
+        "OSError: 5",
+    )
     with pytest.raises(DeployFailed, match=r"OSError: 5$"):
         deploy.wait_for_delivery(Console(*lines), 0.0, 9)
     assert 'File "app.application", in Application.turn' in capsys.readouterr().out
