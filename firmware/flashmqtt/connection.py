@@ -272,10 +272,12 @@ class Connection:
             if output.limit - output.end < _ACK_BYTES:
                 session.pump(now_ms)
                 return OUTPUT  # any packet may need room for its answer
+            # The last message must not be handed over again if the handler of this one, of QoS 0 or 1, resets the board. If the
+            # store fails, the packet is still to be read.
+            if session.unsynced and decoder.buffer[decoder.at] & 0xF4 == 0x30:
+                session.sync()
             kind = self._next()
             if kind == _PUBLISH and decoder.qos < 2:
-                if session.unsynced:
-                    session.sync()  # the last message must not be handed over again if this one's handler resets the board
                 if decoder.moved or decoder.qos != session.message.qos or session.chunks:
                     self._show(decoder)
                 else:  # all but the packet id is as in the last PUBLISH

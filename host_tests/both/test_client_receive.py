@@ -1449,3 +1449,29 @@ def test_long_qos_1_message_interrupted_between_two_pieces_comes_again_from_its_
     poll_until(mqtt, lambda: acknowledged(broker) == [1])
     assert seen[1][0] == 0 and b"".join([payload for _, payload in seen[1:]]) == long
     mqtt.disconnect()
+
+
+@pytest.mark.req("R4")
+@pytest.mark.parametrize("qos", [0, 1])
+def test_message_behind_a_qos_2_message_is_handed_over_after_the_store_failed(qos):
+    store = RamStore()
+    sync = store.sync
+    broker, mqtt = connected(store=store)
+    seen = []
+
+    def fails():
+        store.sync = sync
+        raise FlashFailed("once")
+
+    def handler(message):
+        seen.append(message.payload)
+        if len(seen) == 1:
+            store.sync = fails
+
+    mqtt.on_message = handler
+    broker.give(publish(b"a", b"1", 2, 1), pubrel(1), publish(b"a", b"2", qos, 2))
+    with pytest.raises(FlashFailed):
+        poll_until(mqtt, lambda: len(seen) == 2)
+    poll_until(mqtt, lambda: len(acknowledged(broker)) == 1 + qos)
+    assert seen == [b"1", b"2"] and broker.connects == 1
+    mqtt.disconnect()
