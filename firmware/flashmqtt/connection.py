@@ -331,12 +331,15 @@ class Connection:
         """Process a packet of a less frequent type; return the event to report."""
         decoder = self.decoder
         session = self.session
-        if kind == _PUBLISH or kind == _PUBREL:
-            return session.load_inbound().receive(decoder, now_ms)
         if kind == _LONG:
             self._blocked = True
             self._blocked_ms = now_ms
-            return session.load_long().receive(decoder, now_ms)
+        if kind == _PUBLISH or kind == _PUBREL or kind == _LONG:
+            try:
+                handler = session.load_long() if kind == _LONG else session.load_inbound()
+            except MemoryError:
+                raise ConnectionLost("no memory")  # the packet is already consumed, so the broker must send it again
+            return handler.receive(decoder, now_ms)
         if kind == _SUBACK or kind == _UNSUBACK:
             # Another id: the second answer to a request that was repeated (3.1).
             return session.requests.answered(decoder) if decoder.packet_id == session.request_id else NOTHING

@@ -1475,3 +1475,25 @@ def test_message_behind_a_qos_2_message_is_handed_over_after_the_store_failed(qo
     poll_until(mqtt, lambda: len(acknowledged(broker)) == 1 + qos)
     assert seen == [b"1", b"2"] and broker.connects == 1
     mqtt.disconnect()
+
+
+@pytest.mark.req("Q4", "R2", "R4")
+@pytest.mark.parametrize("name,n", [("load_inbound", 1), ("load_long", 300)])
+def test_first_message_comes_again_if_there_was_no_memory_for_its_module(name, n):
+    broker, mqtt = connected(buffer_bytes=128, chunks=True)
+    broker.present = 1
+    seen = []
+    mqtt.on_message = lambda m: seen.append(bytes(m.payload))
+    load = getattr(mqtt.session, name)
+
+    def no_memory():
+        setattr(mqtt.session, name, load)
+        raise MemoryError
+
+    setattr(mqtt.session, name, no_memory)
+    broker.give(publish(b"a", bytes(n), 2, 1))
+    poll_until(mqtt, lambda: broker.connects == 2)
+    broker.give(publish(b"a", bytes(n), 2, 1, dup=1), pubrel(1))
+    poll_until(mqtt, lambda: acknowledged(broker) == [1])
+    assert b"".join(seen) == bytes(n)
+    mqtt.disconnect()
