@@ -19,6 +19,7 @@ from flashmqtt.codec.properties import (
 )
 from flashmqtt.errors import BufferTooSmall, InvalidTopic, UsageError
 from flashmqtt.session.level5 import Level5
+from flashmqtt.session.ram import RamStore
 from loopback import poll_until
 from test_client import connected
 
@@ -586,3 +587,13 @@ def test_client_with_clean_keeps_the_session_expiry_that_was_given():
     # A will's delay ends with the session at the latest (MQTT 5, section 3.1.3.2.2).
     assert session_expiry_of(Level5(60, will_properties={WILL_DELAY_INTERVAL: 30})) == 60
     assert session_expiry_of(Level5(properties={SESSION_EXPIRY_INTERVAL: 70})) == 70
+
+
+@pytest.mark.req("S6")
+def test_messages_that_another_client_stored_in_ram_are_refused_at_another_level():
+    store = RamStore()
+    client(store=store).publish("a", "x", 1)
+    with pytest.raises(UsageError) as caught:
+        client(store=store, level=5)
+    assert str(caught.value).startswith("messages of level 4 are stored")
+    assert client(store=store, level=3).pending == 1

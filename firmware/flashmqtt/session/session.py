@@ -173,7 +173,7 @@ class Session:
             # Level 5's PUBLISH has another layout, and stored packets are sent as they are.
             if noted != _BLANK and store.low != store.next_seq:
                 raise UsageError("messages of level %d are stored: deliver them and disconnect, or format" % noted)
-            if self.remember:  # write it now: messages may be stored before the first connection
+            if remember:  # write it now: messages may be stored before the first connection
                 # Inverted CRCs are not valid; they are again if the session returns to its other level without a connection.
                 fresh = bytearray(self.note)
                 for i in range(4, 12):
