@@ -53,8 +53,9 @@ class Level5:
     """A client's settings and state of level 5.
 
     Args:
-        expiry_s: how long the broker keeps the session after the end of the connection. The default becomes 0 in a client with
-            `clean`: then a will's delay has no effect, because a will is published when the session ends.
+        expiry_s: how long the broker keeps the session after the end of the connection. In a client with `clean`, 604,800, the
+            default, becomes 0: then a will's delay has no effect, because a will is published when the session ends. For a week,
+            give another number, such as 604,801.
         alias_maximum: how many topic aliases the broker may set.
         properties: more properties for CONNECT (a dict), user properties for example. A session expiry and a topic alias maximum
             among them replace the two arguments; limits above those of the store and the buffer are lowered.
