@@ -96,7 +96,7 @@ class MQTTClient:
         self._error: "Any" = None  # why the connection was lost, or a reconnect failed; not yet raised
         self._retry_ms = 0  # the time of the link's next attempt
         self._fail: "Any" = None
-        self._client: "Any" = None
+        self._client: "Any" = None  # the client, None before it is needed
         self._sock: "Any" = None
 
     def __getattr__(self, name: str) -> "Any":
@@ -140,9 +140,7 @@ class MQTTClient:
         Raises:
             OSError: not connected. MQTTException: the broker refused; the argument is the code.
         """
-        client = self._client
-        if client is None:
-            client = self._client = self._make()
+        client = self._create()
         if client.link.handling:
             client._refuse(False)
         connection = client.connection
@@ -154,7 +152,7 @@ class MQTTClient:
         link = client.link
         if link.sock:
             link.stop()
-        link.error = self._error = None
+        link.error = self._error = self._limit_ms = None
         link._retry_at(ticks_ms())  # at once: here the program decides how often to try
         deadline = client._deadline(timeout)
         while not link.is_open():
@@ -167,8 +165,10 @@ class MQTTClient:
             client._wait_step(deadline, None)
         return int(connection.session_present)
 
-    def _make(self) -> Client:
-        """Create the client."""
+    def _create(self) -> Client:
+        """Return the client; create it when a call first needs it."""
+        if self._client:
+            return self._client
         tls = self.ssl or None
         params = self.ssl_params or {}
         if tls and not hasattr(tls, "load_cert_chain"):
@@ -185,6 +185,7 @@ class MQTTClient:
             server_name=_text(params.get("server_hostname")),
             **self._options,
         )
+        self._client = client
         client.on_message = self._on_message if self.cb else None
         self._fail = client.link.fail  # with a log, the log's `fail`
         client.link.fail = self._failed  # type: ignore[method-assign]
@@ -209,7 +210,7 @@ class MQTTClient:
         Raises:
             OSError: there is no connection.
         """
-        client = self._client
+        client = self._create()
         if client.session.busy:
             return  # called from a timer during another call, whose packets serve as keep alive
         connection = client.connection
@@ -238,7 +239,7 @@ class MQTTClient:
             OSError: the connection is lost. A QoS 0 message is lost, too. A QoS 1 or 2 message is stored and will be sent:
                 do not publish it again.
         """
-        client = self._client
+        client = self._create()
         handle = client.publish(topic, msg, qos, retain)
         if client.link.handling:
             return
@@ -258,7 +259,7 @@ class MQTTClient:
         """
         if self.cb is None:
             raise AssertionError("Subscribe callback is not set")
-        self._ask(self._client.subscribe, topic, qos)
+        self._ask(self._create().subscribe, topic, qos)
 
     def unsubscribe(self, topic: "str | bytes") -> None:
         """End the subscription of a topic filter, str or bytes.
@@ -266,7 +267,7 @@ class MQTTClient:
         Raises:
             OSError: there is no connection. MQTTException: the broker refused.
         """
-        self._ask(self._client.unsubscribe, topic)
+        self._ask(self._create().unsubscribe, topic)
 
     def _ask(self, ask: "Callable[..., object]", *arguments: object) -> None:
         try:
@@ -300,7 +301,7 @@ class MQTTClient:
         Raises:
             OSError: as for `wait_msg`.
         """
-        if self._client.link.handling:
+        if self._create().link.handling:
             return None
         op = self._take(0)
         self._unseen = 0
@@ -308,7 +309,7 @@ class MQTTClient:
 
     def _take(self, timeout_ms: int) -> "int | None":
         """Return a message's first byte, None for the PINGRESP of a `ping`, or 0 if nothing came in this time."""
-        client = self._client
+        client = self._create()
         client.poll(0 if self._unseen else timeout_ms)
         if self._unseen:
             self._unseen -= 1

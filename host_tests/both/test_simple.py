@@ -441,3 +441,46 @@ def test_log_has_a_line_for_each_connection_event():
         "disconnected",
     ]
     assert "again in " in lines[2]
+
+
+@pytest.mark.req("R6")
+@pytest.mark.parametrize(
+    "name,arguments", [("ping", ()), ("publish", ("a", "x")), ("subscribe", ("a",)), ("check_msg", ())]
+)
+def test_call_before_connect_is_an_error_of_the_connection_and_robust_connects(name, arguments):
+    broker, mqtt = new_client()
+    with pytest.raises(OSError):
+        getattr(mqtt, name)(*arguments)
+    broker, mqtt = new_client(robust)
+    getattr(mqtt, name)(*arguments)
+    assert broker.connects == 1
+    mqtt.disconnect()
+
+
+@pytest.mark.req("S5", "R6")
+def test_message_published_before_connect_is_stored():
+    broker, mqtt = new_client()
+    mqtt.publish("a", "x", qos=1)
+    mqtt.connect()
+    deliver_all(broker, mqtt)
+    assert len(broker.of(3)) == 1
+    mqtt.disconnect()
+
+
+@pytest.mark.req("R6")
+def test_connect_ends_the_time_limit_of_wait_msg():
+    broker, mqtt = connected()
+    mqtt.sock.settimeout(0.01)
+    with pytest.raises(OSError):
+        mqtt.wait_msg()
+    mqtt.connect()
+    begin = broker.feeds
+
+    def feed():
+        broker()
+        if broker.feeds == begin + 3:  # after two waits of 200 ms
+            broker.give(publish(b"a", b"1"))
+
+    mqtt._client._feed = feed
+    assert mqtt.wait_msg() == 0x30
+    mqtt.disconnect()
