@@ -71,6 +71,9 @@ _BUSY = const(1)  # a state: a handler or the program has the message
 # What a handler may raise. CancelledError is not an Exception; here the handler itself has raised it.
 _RAISED = (Exception, asyncio.CancelledError)
 
+# What a step of the client raises if memory is short. MicroPython's `wait_for_ms` then may raise CancelledError.
+_SHORT = (MemoryError, asyncio.CancelledError)
+
 # Attributes of the blocking client.
 _ATTRIBUTES = "connected error pending oversize downgraded client_id granted answer unclaimed failed missed".split()
 
@@ -433,7 +436,11 @@ class Client:
             if not message:
                 await self._progress.wait()
             elif waiting.begin(message):
-                self._held.append((task, message))
+                try:
+                    self._held.append((task, message))
+                except MemoryError:
+                    waiting.put_back(message)
+                    raise
                 return message
 
     def _acknowledge_finished(self, task: "Any", error: "Any" = None) -> None:
@@ -490,15 +497,24 @@ class Client:
         self._progress = asyncio.Event()
 
     async def _run(self) -> None:
-        try:
-            await self._pump()
-        except asyncio.CancelledError:
-            raise
-        except Exception as error:  # the store failed: waiting tasks raise this error
-            self._fail(error)
+        error: "Any" = None
+        while not self._failure:
+            try:
+                if not error:
+                    await self._pump()
+                    return
+                await _sleep_ms(_SLOW_MS)  # other tasks may free memory
+                self._fail(error)
+                error = None
+            except _RAISED as raised:
+                if _is_cancelled(raised, self._closed):
+                    raise
+                error = raised
 
     def _fail(self, error: "Any") -> None:
-        self._failure = error
+        """End the connection. If the store failed, waiting tasks raise its error; if memory was short, the client reconnects."""
+        if not isinstance(error, _SHORT):
+            self._failure = error
         self.session.leave_unacknowledged()
         self._wake_waiters()
         self.link.fail(error, ticks_ms())
@@ -624,7 +640,12 @@ class Client:
             if not message:
                 break
             if waiting.begin(message):
-                self._tasks.append((asyncio.create_task(self._handle(message)), message))
+                try:
+                    task = asyncio.create_task(self._handle(message))
+                except MemoryError:
+                    waiting.put_back(message)
+                    raise
+                self._tasks.append((task, message))
         self._wake_waiters()
         self._blocking.on_unclaimed = self.on_unclaimed
         waiting.drop_unclaimed(now_ms)
@@ -637,8 +658,9 @@ class Client:
                 takers = waiting.claims(message)
                 for entry in takers:
                     if entry not in message.finished:
+                        finished = message.finished + (entry,)  # before the call: no memory may be left after it
                         await _finished(entry.handler(message))
-                        message.finished += (entry,)
+                        message.finished = finished
                 if not takers and self.on_message:
                     await _finished(self.on_message(message))
             except _RAISED as error:
@@ -650,7 +672,9 @@ class Client:
                 waiting.finish(message)
             self.link.flush(ticks_ms())
             self._serve()
-        except Exception as error:
+        except Exception as error:  # no memory, or the store failed
+            if message.state == _BUSY:
+                waiting.put_back(message)
             self._fail(error)
         finally:
             self._ended()

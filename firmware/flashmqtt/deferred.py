@@ -55,8 +55,9 @@ class Deferred(WaitingQueue):
                 takers = self.claims(message)
                 for entry in takers:
                     if entry not in message.finished:
+                        finished = message.finished + (entry,)  # before the call: no memory may be left after it
                         client.run(entry.handler, message)
-                        message.finished += (entry,)
+                        message.finished = finished
                 if not takers:
                     client.run(on_message, message)
             except BaseException as error:

@@ -741,3 +741,23 @@ def test_async_with_that_can_not_connect_leaves_no_task_behind(ends):
             assert mqtt.connected
 
     run(case)
+
+
+@pytest.mark.req("R4", "B4")
+@pytest.mark.parametrize(
+    "error", [MemoryError, asyncio.CancelledError]
+)  # without memory, MicroPython's wait_for_ms raises either
+def test_client_reconnects_after_a_step_without_memory(error):
+    async def case(broker):
+        async with client(broker) as mqtt:
+            step = mqtt.link.step
+
+            def no_memory(now_ms):
+                mqtt.link.step = step
+                raise error
+
+            mqtt.link.step = no_memory
+            await until(lambda: broker.connects == 2)
+            assert await mqtt.delivered(await mqtt.publish("a", "x", 1), PATIENCE_S)
+
+    run(case)

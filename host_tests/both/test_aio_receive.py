@@ -713,3 +713,57 @@ def test_callback_raising_cancelled_error_does_not_stop_the_client():
                 assert await mqtt.delivered(await mqtt.publish("b", "x", 1), PATIENCE_S)
 
     run(case)
+
+
+@pytest.mark.req("Q4", "R4")
+@pytest.mark.parametrize("name", ["_handle", "failed_with"])
+def test_message_is_handed_over_although_no_memory_was_left_for_its_handler(name):
+    async def case(broker):
+        broker.present = 1
+        async with client(broker) as mqtt:
+            seen = []
+
+            async def handler(message):
+                seen.append(message.payload)
+                if name == "failed_with" and len(seen) == 1:
+                    raise ValueError
+
+            owner = mqtt._load_waiting() if name == "failed_with" else mqtt
+            works = getattr(owner, name)
+
+            def no_memory(*arguments):
+                setattr(owner, name, works)
+                raise MemoryError
+
+            setattr(owner, name, no_memory)
+            await mqtt.subscribe("a", 2, handler)
+            broker.give(publish(b"a", b"1", 2, 1), pubrel(1))
+            await until(lambda: broker.connects == 2 and not mqtt.session.store.held())
+            assert seen == ([b"1", b"1"] if name == "failed_with" else [b"1"])
+
+    run(case)
+
+
+class Full(list):
+    """A list that has no memory to grow, once."""
+
+    full = True
+
+    def append(self, item):
+        if self.full:
+            self.full = False
+            raise MemoryError
+        super().append(item)
+
+
+@pytest.mark.req("Q4", "R4")
+def test_iteration_goes_on_after_no_memory_was_left_to_note_its_message():
+    async def case(broker):
+        async with client(broker) as mqtt:
+            mqtt._held = Full()
+            broker.give(publish(b"a", b"1", 2, 1), pubrel(1))
+            with pytest.raises(MemoryError):
+                await mqtt.__anext__()
+            assert (await mqtt.__anext__()).payload == b"1"
+
+    run(case)

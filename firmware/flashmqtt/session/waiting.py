@@ -424,8 +424,10 @@ class WaitingQueue:
         if entry.kind == 2 and not self._session.load_inbound().load(entry):
             self.finish(entry)
             return False
-        entry.state = BUSY
+        # Setting an attribute for the first time may need memory: not after the message counts as busy, or its handler has run.
         entry.touched = False
+        entry.finished = entry.finished
+        entry.state = BUSY
         return True
 
     def put_back(self, entry: "Any", due_ms: int = 0) -> None:
