@@ -105,7 +105,7 @@ class MQTTClient(Client):
         if not given["server"] or given["gateway"]:
             raise UsageError("server %r, gateway %r" % (given["server"], given["gateway"]))
         ssl = given["ssl"]
-        params = given["ssl_params"]
+        params = given["ssl_params"] or {}
         if ssl and not hasattr(ssl, "load_cert_chain"):
             from .ssl_params import context
 
@@ -117,7 +117,7 @@ class MQTTClient(Client):
         if given["ping_interval"]:  # a ping is sent after 7/8 of the keep alive
             keep_alive_s = min(keep_alive_s or 65535, given["ping_interval"] * 8 // 7)
         will = given["will"]
-        if will:
+        if will and len(will) > 1:  # what has no message is refused by the client
             topic, message, retain, qos = (tuple(will) + (False, 0))[:4]
             will = (topic, message, int(qos), retain)
         if given["mqttv5"]:

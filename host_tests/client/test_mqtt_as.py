@@ -177,6 +177,10 @@ def test_queue_counts_the_messages_that_were_discarded():
 
 
 def test_unsupported_configuration_is_refused():
-    for changed in ({"server": None}, {"gateway": True}):
+    for changed in ({"server": None}, {"gateway": True}, {"will": ("a",)}, {"will": "a"}):
         with pytest.raises(UsageError):
             MQTTClient(dict(config, **{"server": "x", **changed}))
+
+
+def test_none_as_ssl_params_is_the_same_as_none_of_them():
+    assert made(ssl_params=None).isconnected() is False
