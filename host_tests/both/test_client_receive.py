@@ -1497,3 +1497,27 @@ def test_first_message_comes_again_if_there_was_no_memory_for_its_module(name, n
     poll_until(mqtt, lambda: acknowledged(broker) == [1])
     assert b"".join(seen) == bytes(n)
     mqtt.disconnect()
+
+
+@pytest.mark.req("Q4", "R2", "R4")
+@pytest.mark.parametrize("n", [1, 300])
+def test_qos_2_message_just_taken_is_acknowledged_although_the_store_failed(n):
+    for error in (MemoryError, FlashFailed):
+        store = RamStore()
+        discard = store.discard
+        broker, mqtt = connected(store=store, buffer_bytes=128, chunks=True)
+        broker.present = 1
+        seen = []
+        mqtt.on_message = lambda m, seen=seen: seen.append(bytes(m.payload))
+
+        def fails(key, store=store, discard=discard, error=error):
+            store.discard = discard
+            raise error
+
+        store.discard = fails
+        broker.give(publish(b"a", bytes(n), 2, 1), pubrel(1))
+        with pytest.raises(error):
+            poll_until(mqtt, lambda broker=broker: acknowledged(broker) == [1])
+        poll_until(mqtt, lambda broker=broker: acknowledged(broker) == [1])
+        assert b"".join(seen) == bytes(n) and not store.held() and broker.connects == 1
+        mqtt.disconnect()

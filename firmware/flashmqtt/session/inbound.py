@@ -324,7 +324,7 @@ class Inbound:
         """Discard the message, which the application has taken, so that it is not handed over again."""
         if self._session.long and self._session.long.key and not self._session.long.finish_piece():
             return
-        self.discard(self._session.handed_id, 0)
+        self.discard_taken(self._session.handed_id, True)
 
     def resume(self, key: int, owed: "Any") -> None:
         """Let a long message that has waited be handed over from its first piece on."""

@@ -794,18 +794,19 @@ class Session:
         over again.
         """
         kind = self.handed
-        # After a MemoryError in `defers`, the next step tries again.
-        if kind == _PUBACK and self.waiting and self.waiting.defers():
-            kind = 0
+        # If the store fails, or no memory is left, `handed` is kept and the next step tries again.
+        if kind == _PUBACK:
+            if self.waiting and self.waiting.defers():
+                kind = 0
+        elif kind:
+            self.inbound.discard_handed()
         self.handed = 0
         if not kind:
             return
-        if kind != _PUBACK:
-            self.inbound.discard_handed()
-            if kind == _ORPHAN:
-                if self.unsynced:  # no acknowledgement follows that makes this durable
-                    self.sync()
-                return
+        if kind == _ORPHAN:
+            if self.unsynced:  # no acknowledgement follows that makes this durable
+                self.sync()
+            return
         output = self.output
         if output.limit - output.end < _ACK_BYTES:
             self.pending_ack = kind
