@@ -265,7 +265,7 @@ class Session:
         self._note_step(min(value, _IN_NOTE - 1) | self.note[1] & _IN_NOTE)
 
     def _note_step(self, value: "Any") -> None:
-        if self.note[0] != _BLANK and value != self.note[1]:
+        if self.remember and value != self.note[1]:
             self.replace_note(self.note[:1] + bytes((value,)) + self.note[2:])
 
     def kept_doubt(self) -> "Any":
