@@ -289,3 +289,24 @@ def test_mount_lists_held_messages_in_the_order_of_their_first_pieces(sectors):
     journal.hold(3, BODY, 9)
     assert journal.held() == [1, 2, 3]
     assert held_messages(Journal(region)) == [(1, BODY[:400]), (2, BODY[:9]), (3, BODY[:9])]
+
+
+@pytest.mark.req("R4")
+def test_message_that_got_no_memory_in_a_ram_store_changes_no_other():
+    class Full(list):
+        full = True
+
+        def append(self, value):
+            if self.full:
+                self.full = False
+                raise MemoryError
+            super().append(value)
+
+    store = RamStore()
+    store._keys = Full()
+    with pytest.raises(MemoryError):
+        store.hold(1, b"one", 3)
+    assert store.held() == [] and store.held_length(1) == 0
+    store.hold(1, b"one", 3)
+    store.hold(2, b"two", 3)
+    assert held_messages(store) == [(1, b"one"), (2, b"two")]

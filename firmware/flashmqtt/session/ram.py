@@ -52,8 +52,7 @@ class RamStore:
         self._spares: "list[Any]" = [None] * _SPARES  # bodies of messages that are done
         self._spare_count = 0
         self._keys: "list[int]" = []  # of held messages, oldest first
-        self._held: "list[Any]" = []
-        self._held_lengths: "list[int]" = []
+        self._held: "dict[int, Any]" = {}  # key: (body, length); the body is not shorter than the message
 
     # --- outgoing ---
 
@@ -173,9 +172,8 @@ class RamStore:
         if body is None or len(body) < length:
             body = bytearray(length)
         copy(body, 0, buf, 0, length)
-        self._held.append(body)
-        self._held_lengths.append(length)
-        self._keys.append(key)
+        self._held[key] = (body, length)
+        self._keys.append(key)  # last: with no memory for it, the message is not held
 
     def hold_begin(self, key: int, length: int) -> None:
         """Begin a held message of `length` bytes that comes in pieces; allocate all of it here.
@@ -198,8 +196,7 @@ class RamStore:
         self._begun_done += n
         if self._begun_done == len(body):
             self._begun = None
-            self._held.append(body)
-            self._held_lengths.append(len(body))
+            self._held[key] = (body, len(body))
             self._keys.append(key)
 
     def hold_abandon(self) -> None:
@@ -216,19 +213,16 @@ class RamStore:
 
     def held_length(self, key: int) -> int:
         """Return the length of a held message, 0 if there is none with this key."""
-        keys = self._keys
-        return self._held_lengths[keys.index(key)] if key in keys else 0
+        return self._held[key][1] if key in self._keys else 0
 
     def read_held(self, key: int, offset: int, buf: "bytearray | memoryview", at: int, n: int) -> None:
         """Copy n bytes of a held message, from offset, to buf[at:at+n]."""
-        copy(buf, at, self._held[self._keys.index(key)], offset, n)
+        copy(buf, at, self._held[key][0], offset, n)
 
     def discard(self, key: int) -> None:
         """Remove a held message that is done."""
-        at = self._keys.index(key)
-        self._keys.pop(at)
-        self._held_lengths.pop(at)
-        body = self._held.pop(at)
+        self._keys.remove(key)
+        body = self._held.pop(key)[0]
         n = self._spare_count
         if n < _SPARES and len(body) <= _SPARE_BYTES:
             self._spares[n] = body

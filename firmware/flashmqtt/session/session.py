@@ -118,8 +118,8 @@ class Session:
         self.window = self.quota = window  # quota: the window that the broker allows (5: Receive Maximum)
         self.retry_ms = (20000 if level == 3 else 0) if retry_ms is None else retry_ms
         self.republish = republish
-        # A store in RAM keeps no note: the session continues whatever session the broker has.
-        # May the broker's session be from before the last restart?
+        # May the broker's session be from before the last restart? With a store in RAM, the session continues whatever session
+        # the broker has, and only the level is noted.
         self._may_be_older = getattr(store, "volatile", False)
         self.remember = remember and not self._may_be_older
         self.adopted: "Any" = None  # `adopted.Adopted`, if the broker's session may be that old
