@@ -163,6 +163,7 @@ def test_wrong_argument_is_named(line, capsys):
         ("deploy.image --board pico --micropython /nothing", "image: MICROPYTHON=/nothing is not a folder"),
         ("deploy.image --board nano --micropython x", "image: BOARD=nano is unknown; known boards: pico,"),
         ("deploy.release --into /proc/x", "release: /proc/x"),
+        ("proof.soak --output /proc/x", "soak: /proc/x: No such file or directory: check the path"),
         ("deploy backup --port /dev/null --output x", "backup: /dev/null is not a serial port"),
         ("proof.check.size --runs", "size: FLASHMQTT_FROZEN32: /nothing is not a file; give an interpreter's path"),
     ],

@@ -268,6 +268,8 @@ def test_violations_and_missing_captures_set_message_and_exit_status(tmp_path, c
     (captures / "a.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert wire.main(command) == 1
     assert "violation by the client of board-1: PUBLISH with flags 0110 [MQTT-4.8.0-1]" in capsys.readouterr().out
+    assert wire.main([*command[:-1], "/proc/x"]) == 2
+    assert capsys.readouterr().err == "wire: /proc/x: No such file or directory: check the path\n"
 
 
 # --- the proxy's capture of our client with a real broker ---

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tools.bootstrap import find_mosquitto
-from tools.command import Failure, ended, number
+from tools.command import Failure, ended, named, number
 from tools.pipeline import java
 from tools.proof import counts
 from tools.proof.chain import command_line, to_tables
@@ -121,18 +121,15 @@ def parse(argv: list[str] | None) -> tuple[Settings, Path]:
     )
 
 
+@named("soak")
 def main(argv: list[str] | None = None) -> int:
     """Run the soak; return the exit status."""
     settings, directory = parse(argv)
-
-    def run() -> int:
-        status = soak(directory, settings)
-        if status != 2:
-            counts.write("soak", json.loads((directory / "soak.json").read_text()))
-        return status
-
-    return ended(run)
+    status = soak(directory, settings)
+    if status != 2:
+        counts.write("soak", json.loads((directory / "soak.json").read_text()))
+    return status
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(ended(main))

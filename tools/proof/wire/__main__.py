@@ -15,7 +15,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tools.command import Failure, ended, explained, folder, number
+from tools.command import Failure, ended, folder, named, number
 from tools.proof.wire import capture, flows
 
 PACKETS = pa.schema(
@@ -51,17 +51,14 @@ def pieces(captures: Path, ports: list[int]) -> Iterator[capture.Piece]:
     Raises:
         Failure: there are no files, or a file is no capture.
     """
-    try:
-        if captures.is_file():
-            raise Failure(f"--captures {captures}: this is a file: give the folder with the captures")
-        files = [path for path in sorted(captures.rglob("*")) if path.is_file() and not path.name.startswith(".")]
-        if not files:
-            raise Failure(f"{captures}: there are no captures. Make one: tcpdump -i any -w capture.pcap port 1883")
-        for path in files:
-            with path.open("rb") as file:
-                yield from capture.read(file, str(path), ports)
-    except OSError as error:
-        raise Failure(explained(error)) from error
+    if captures.is_file():
+        raise Failure(f"--captures {captures}: this is a file: give the folder with the captures")
+    files = [path for path in sorted(captures.rglob("*")) if path.is_file() and not path.name.startswith(".")]
+    if not files:
+        raise Failure(f"{captures}: there are no captures. Make one: tcpdump -i any -w capture.pcap port 1883")
+    for path in files:
+        with path.open("rb") as file:
+            yield from capture.read(file, str(path), ports)
 
 
 def run(captures: Path, out: Path, ports: list[int]) -> dict[str, pa.Table]:
@@ -78,6 +75,7 @@ def run(captures: Path, out: Path, ports: list[int]) -> dict[str, pa.Table]:
     return tables
 
 
+@named("wire")
 def main(argv: list[str] | None = None) -> int:
     """Run the audit; print its summary; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m tools.proof.wire", description=__doc__.split("\n")[0])
@@ -87,21 +85,17 @@ def main(argv: list[str] | None = None) -> int:
         "--port", type=number(int, 1, 65535), action="append", help="a broker's port; may be repeated (default: 1883)"
     )
     options = parser.parse_args(argv)
-
-    def audited() -> int:
-        tables = run(options.captures, options.out, options.port or [1883])
-        rows = tables["flows"].select(["client", "direction", "qos", "complete"]).to_pylist()
-        for (client, direction, qos, complete), count in sorted(Counter(tuple(row.values()) for row in rows).items()):
-            state = "complete" if complete else "open or given up"
-            print(f"  {client}  {direction:4}  QoS {qos}  {count:>8,} {state}")
-        broken = tables["violations"].sort_by("time_us").to_pylist()
-        for row in broken[:100]:
-            print(f"  violation by the {row['by']} of {row['client']}: {row['text']} [{row['clause']}]")
-        print(f"  {len(tables['packets']):,} packets, {len(broken)} violations; tables in {options.out}")
-        return 1 if broken else 0
-
-    return ended(audited, stopped="stopped")
+    tables = run(options.captures, options.out, options.port or [1883])
+    rows = tables["flows"].select(["client", "direction", "qos", "complete"]).to_pylist()
+    for (client, direction, qos, complete), count in sorted(Counter(tuple(row.values()) for row in rows).items()):
+        state = "complete" if complete else "open or given up"
+        print(f"  {client}  {direction:4}  QoS {qos}  {count:>8,} {state}")
+    broken = tables["violations"].sort_by("time_us").to_pylist()
+    for row in broken[:100]:
+        print(f"  violation by the {row['by']} of {row['client']}: {row['text']} [{row['clause']}]")
+    print(f"  {len(tables['packets']):,} packets, {len(broken)} violations; tables in {options.out}")
+    return 1 if broken else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(ended(main, stopped="stopped"))
