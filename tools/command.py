@@ -92,8 +92,9 @@ def serve_metrics(registry: Any, port: int, address: str) -> int:
 
     try:
         server, _ = start_http_server(port, address, registry=registry)
-    except OSError as error:
-        text = f"can't serve metrics at {address}:{port}: {error.strerror}; give another --metrics-port, or 0 for none"
+    except (OSError, UnicodeError) as error:  # UnicodeError: no host name
+        reason = getattr(error, "strerror", error)
+        text = f"can't serve metrics at {address}:{port}: {reason}; give another --metrics-port or address, or port 0 for none"
         raise Failure(text) from error
     return int(server.server_port)
 

@@ -22,7 +22,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from flashmqtt.errors import MalformedPacket
+from flashmqtt.errors import MalformedPacket, UsageError
 from host_tests.waiting import until, until_async
 from tools import broker as brokers
 from tools.collector import collector as collector_module
@@ -532,6 +532,15 @@ async def test_invalid_host_name_ends_with_a_named_error(tmp_path):
         await collector.run()
 
 
+@pytest.mark.parametrize(("user", "text"), [("\udcff", "not UTF-8"), ("x" * 65_536, "length 65536")])
+@in_a_loop
+async def test_user_name_that_mqtt_forbids_ends_with_a_named_error(tmp_path, user, text):
+    broker = await ScriptedBroker().start()
+    collector = Collector(Settings("127.0.0.1", broker.port, "c", tmp_path, user=user), Health("c", quiet=True))
+    with pytest.raises(UsageError, match=text):
+        await asyncio.wait_for(collector.run(), PATIENCE_S)
+
+
 @in_a_loop
 async def test_refused_subscription_ends_with_a_named_error(tmp_path):
     with pytest.raises(CollectorError, match=r"refuses the subscription to '#' \(code 0x80\)"):
@@ -1038,6 +1047,8 @@ def test_metrics_of_a_running_collector(tmp_path):
     [
         (["--client-id", "no/name"], "SegmentError: collector name"),
         (["--topic", "a/#/b"], "InvalidTopic: not a topic filter: b'a/#/b'"),
+        (["--topic", b"\xff"], "InvalidTopic: not a topic filter: b'\\xff': not UTF-8"),
+        (["--metrics-port", "1", "--metrics-address", "a..b"], "can't serve metrics at a..b:1: "),
         (["--tls", "--ca-file", "/nowhere"], "--ca-file /nowhere"),
         (["--password-file", "/nowhere"], "--password-file /nowhere"),
         (["--landing", "/dev/null/below"], "can't write /dev/null/below"),

@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import os
 import socket
 import ssl
 import time
@@ -153,10 +154,11 @@ class Collector:
         )
         self.inbound = self.session.load_inbound()
         for topic, qos in settings.topics:
-            check_filter(topic.encode())
+            encoded = os.fsencode(topic)  # as on the command line, also if it is not UTF-8
+            check_filter(encoded)
             # Level 5, Retain Handling 1: no retained messages if the subscription exists already (§3.8.3.1).
             options = qos | 0x10 if settings.level == 5 else qos
-            self.session.subscribe(topic.encode(), options)
+            self.session.subscribe(encoded, options)
         self.connection = self._connection()
         self.decoder = RunDecoder(len(self.connection.decoder.buffer), settings.level, settings.drop_oversize)
         self.decoder.on_oversize = self._note_oversize
@@ -178,8 +180,8 @@ class Collector:
             client_id=settings.client_id.encode(),
             buffer_bytes=max(settings.packet_bytes, LEAST_BUFFER_BYTES),
             keep_alive_s=settings.keep_alive_s,
-            user=settings.user.encode() if settings.user else None,
-            password=settings.password.encode() if settings.password else None,
+            user=os.fsencode(settings.user) if settings.user else None,
+            password=os.fsencode(settings.password) if settings.password else None,
             five=_Level5(settings.session_expiry_s, settings.drop_oversize) if settings.level == 5 else None,
         )
 
@@ -253,6 +255,8 @@ class Collector:
                         "each collector needs its own client id"
                     )
                 reason = f"{self._broker_name()}{' ended the connection' if error.code else ''}: {_describe(error)}"
+            except errors.UsageError:
+                raise  # of these settings: another attempt would fail, too
             except (errors.FlashMqttError, OSError) as error:
                 reason = f"{self._broker_name()}: {_describe(error)}"
             else:

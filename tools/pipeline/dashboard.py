@@ -119,10 +119,10 @@ class Server(ThreadingHTTPServer):
             self.address_family = socket.AF_INET6
         try:
             super().__init__((address, port), Handler)
-        except OSError as error:
-            raise command.Failure(
-                f"can't serve at {address}:{port}: {error.strerror}; give another PORT= (--port)"
-            ) from error
+        except (OSError, UnicodeError) as error:  # UnicodeError: no host name
+            reason = getattr(error, "strerror", error)
+            text = f"can't serve at {address}:{port}: {reason}; give another PORT= (--port), or --address"
+            raise command.Failure(text) from error
 
 
 class Handler(BaseHTTPRequestHandler):
