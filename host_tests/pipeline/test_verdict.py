@@ -172,13 +172,14 @@ def test_audit_prints_reasons_of_quarantined_messages(local, landing, out, capsy
 
 
 @pytest.mark.req("P6")
-def test_landing_without_a_segment_is_no_proof(local, landing, out):
+def test_tables_before_the_first_batch_are_no_proof(local, landing, out):
     Output(str(out)).prepare(2)
     found = verdict.judge(Output(str(out)))
     assert found.status == 1
     assert found.line.startswith(
-        f"{verdict.NOTHING} the landing has no segment. A collector makes one a minute after a message has arrived"
+        f"{verdict.NOTHING} there is no batch yet. If a run has just begun, wait for its first"
     )
+    assert "If not, the landing has no segment: a collector makes one a minute" in found.line
     assert found.line.endswith(" matches the published topics.")
 
 

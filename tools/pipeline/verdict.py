@@ -40,7 +40,7 @@ LONGEST_REASON = 200
 WHOLE = "Every published message is in the tables exactly once."
 LOST = "NOT every published message is in the tables exactly once:"
 BUT = "All known messages are in the tables exactly once, BUT:"
-NOTHING = "NOTHING was collected:"
+NOTHING = "NOTHING is in the tables:"
 NONE_READ = "No message is in the tables: all collected messages are in quarantine."
 
 SILENT_TIMES = 10
@@ -164,8 +164,9 @@ def judge(output: Output, expected: Expectations | None = None) -> Verdict:
     if found is None:
         found = Verdict(0, {}, nothing=True)
         found.problems.append(
-            "the landing has no segment. A collector makes one a minute after a message has arrived (--segment-seconds), and"
-            " when it ends: check that one is running with this landing, and that its --topic matches the published topics"
+            "there is no batch yet. If a run has just begun, wait for its first one. If not, the landing has no segment: a"
+            " collector makes one a minute after a message has arrived (--segment-seconds), and when it ends. Check that one is"
+            " running with this landing, and that its --topic matches the published topics"
         )
     content = {"batch": found.batch, "status": found.status, "line": found.line, "totals": found.totals}
     content |= {"problems": found.problems, "accepted": found.accepted, "silent": found.silent, "at": _now()}
