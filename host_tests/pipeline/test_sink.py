@@ -245,6 +245,30 @@ def test_other_or_older_tables_are_refused_unless_anew_is_given(to, tables, tmp_
     opened.close()
     with pytest.raises(SinkError, match="layout 0, this program writes 2"):
         update(to, tables.output)
+    run(to, "UPDATE position SET told = '{\"of a later version\": 1}'")
+    with pytest.raises(SinkError, match="another program or version wrote its table `position`"):
+        update(to, tables.output)
+
+
+def test_deleted_view_is_made_again_by_anew(to, tables):
+    update(to, tables.output)
+    run(to, "DROP VIEW dated")
+    update(to, tables.output, anew=True)
+    assert run(to, "SELECT count(*) FROM dated") == [(len(in_tables(tables.output, "readings")),)]
+
+
+def test_role_without_rights_on_the_database_fills_its_own_schema(server, tables):
+    run(server.address, "CREATE ROLE plant LOGIN")
+    run(server.address, "CREATE SCHEMA plant AUTHORIZATION plant")
+    opened = open_sink(server.address.replace("user=tester", "user=plant"), "plant")
+    assert len(bring(tables.output, opened)) == 2
+    opened.close()
+    run(server.address, "ALTER TABLE plant.readings OWNER TO tester")
+    run(server.address, "GRANT ALL ON plant.readings TO plant")
+    opened = open_sink(server.address.replace("user=tester", "user=plant"), "plant")
+    with pytest.raises(SinkError, match='"readings".* vacuum'):
+        opened.forget(["a"])
+    opened.close()
 
 
 KILLED = """
@@ -533,6 +557,14 @@ def test_unusable_database_ends_the_command_and_follow_retries(tables, tmp_path)
     finally:
         follows.kill()
         follows.communicate()
+
+
+@pytest.mark.parametrize("name", ["anew", 'a"b', "a'b"])
+def test_forget_rewrites_a_file_of_any_name(tables, tmp_path, name):
+    opened = open_sink(str(tmp_path / f"{name}.duckdb"))
+    bring(tables.output, opened)
+    assert opened.forget(["a", "b"]) > 0 and opened._run("SELECT count(*) FROM boots") == [(0,)]
+    opened.close()
 
 
 def test_forget_deletes_rows_in_the_target_of_a_symlink(tables, tmp_path):

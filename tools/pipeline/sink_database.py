@@ -115,7 +115,10 @@ class Sink(ABC):
     def position(self) -> Position | None:
         """Return the position; None if the database is empty."""
         rows = self._run("SELECT told FROM position")
-        return Position(**json.loads(rows[0][0])) if rows else None
+        try:
+            return Position(**json.loads(rows[0][0])) if rows else None
+        except (TypeError, ValueError) as error:
+            raise SinkError(f"{self.where}: another program or version wrote its table `position`: {error}") from error
 
     def move(self, position: Position) -> None:
         """Set the position."""
@@ -142,8 +145,8 @@ class Sink(ABC):
 
     def clear(self) -> None:
         """Delete all rows and the position. The tables are made again, because they may be of an older layout."""
-        for one in ("VIEW dated", *(f"TABLE {table}" for table in (*TABLES, "position"))):
-            self._run(f"DROP {one}")
+        for kind, name in (("VIEW", "dated"), *(("TABLE", table) for table in (*TABLES, "position"))):
+            self._run(f"DROP {kind} IF EXISTS {name}")
         self._prepare()
 
     def forget(self, devices: list[str]) -> int:

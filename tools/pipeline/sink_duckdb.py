@@ -63,11 +63,11 @@ class DuckSink(Sink):
     def _rewrite(self) -> None:
         anew = self.path.with_name(f".{self.path.name}.anew")
         anew.unlink(missing_ok=True)
-        own = self._run("SELECT current_database()")[0][0]
+        own = self._run("SELECT current_database()")[0][0].replace('"', '""')
         quoted = str(anew).replace("'", "''")
-        self._run(f"ATTACH '{quoted}' AS anew")
-        self._run(f'COPY FROM DATABASE "{own}" TO anew')
-        self._run("DETACH anew")
+        self._run(f"ATTACH '{quoted}' AS \"{own}.anew\"")
+        self._run(f'COPY FROM DATABASE "{own}" TO "{own}.anew"')
+        self._run(f'DETACH "{own}.anew"')
         self._connection.close()
         with anew.open("rb+") as file:
             os.fsync(file.fileno())

@@ -50,7 +50,9 @@ class PostgresSink(Sink):
         """Lock out other sinks; create the schema, tables and view if they do not exist."""
         self._run("SET LOCAL TIME ZONE 'UTC'")
         self._run("SELECT pg_advisory_xact_lock(hashtext(%s))", [f"flashmqtt {self._schema}"])
-        self._run(f'CREATE SCHEMA IF NOT EXISTS "{self._schema}"')
+        # Not IF NOT EXISTS: this needs rights on the database also if the schema exists.
+        if not self._run("SELECT to_regnamespace(%s)", [f'"{self._schema}"'])[0][0]:
+            self._run(f'CREATE SCHEMA "{self._schema}"')
         self._run(f'SET LOCAL search_path TO "{self._schema}", public')
         if self._run("SELECT to_regclass(%s)", [f'"{self._schema}".position'])[0][0]:
             return
@@ -81,11 +83,17 @@ class PostgresSink(Sink):
         return super().forget([_short(one) for one in devices])
 
     def _rewrite(self) -> None:
+        warnings: list[str] = []
+        self._connection.add_notice_handler(lambda one: warnings.append(one.message_primary))
         try:
             for table in TABLES:
                 self._run(f'VACUUM FULL "{self._schema}".{table}')
         except self.error as error:
             raise SinkError(f"{self.where}: {first_line(error)}") from error
+        if warnings:  # only the owner of a table may
+            raise SinkError(
+                f"{self.where}: {warnings[0]}. Deleted rows are still in the server's files: VACUUM FULL deletes them"
+            )
 
     def dated(self) -> Iterator[list[tuple[Any, ...]]]:
         """Yield the rows of the view `dated` for a spreadsheet, in batches, sorted by device and time."""
