@@ -101,12 +101,14 @@ def test_compaction_while_commits_are_read_gives_the_new_commit(local, days, out
 
 def test_commit_deletes_temporary_files_of_interrupted_attempts_in_its_directories(days, out):
     days.take(days=1)
-    path = out / "readings" / f"day={day(1)}" / "batch=2" / ".bucket-0000-cutoff.parquet.tmp"
-    path.parent.mkdir(parents=True)
-    path.write_bytes(b"PAR1")
+    row = out / "readings" / f"day={day(1)}" / "batch=2" / ".bucket-0000-cutoff.parquet.tmp"
+    state = out / "state" / "audit" / ".000000002-bucket-0000-cutoff.parquet.tmp"
+    for path in (row, state):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"PAR1")
     days.take(days=1)
     assert any(name.startswith(f"readings/day={day(1)}/batch=2/") for name in days.output.files("readings"))
-    assert not path.exists()
+    assert not row.exists() and not state.exists()
 
 
 def test_orphans_exclude_files_of_the_batch_in_progress(local, days, out):

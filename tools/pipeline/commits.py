@@ -273,13 +273,13 @@ class Output:
         kept = commit.named_states
         if (commit.batch - 1) in self.numbers():
             kept |= self.commit(commit.batch - 1).named_states
-        self._delete_others({f"state/{kind}" for kind in schemas.STATE}, kept, hidden=False)
+        self._delete_others({f"state/{kind}" for kind in schemas.STATE}, kept)
 
-    def _delete_others(self, directories: set[str], kept: set[str], hidden: bool = True) -> None:
+    def _delete_others(self, directories: set[str], kept: set[str]) -> None:
         """Delete the files directly in some directories, except some files."""
         for directory in directories:
             for name in self.storage.list(directory):
-                if f"{directory}/{name}" not in kept and (hidden or not name.startswith(".")):
+                if f"{directory}/{name}" not in kept:
                     self.storage.delete(f"{directory}/{name}")
 
     def files(self, table: str) -> list[str]:
