@@ -750,6 +750,15 @@ def test_part_of_a_kept_text_in_a_compressed_page_is_not_a_name(tmp_path, monkey
     assert list(byte_search.search(storage, names)) == ["cut.parquet", "metadata.parquet", "own.parquet"]
 
 
+@pytest.mark.req("P7")
+def test_name_that_a_compressed_page_joins_of_parts_of_kept_names_is_not_found(tmp_path):
+    storage, path = Storage(str(tmp_path)), tmp_path / "kept.parquet"
+    kept = ["house/r1", "house/r2", "house/r3", "dev-23-1", "house/r0"]
+    pq.write_table(pa.table({"device": kept}), path, compression="zstd", compression_level=1, write_statistics=False)
+    assert b"dev-23-0" in path.read_bytes()  # zstd: "dev-23-", a reference to an earlier "1...house/r", "0"
+    assert list(byte_search.search(storage, Names(["dev-23-0"], kept))) == []
+
+
 def test_search_finds_names_in_compressed_files_and_unused_dictionary_entries(tmp_path):
     storage, names = Storage(str(tmp_path)), Names([GONE])
     values = pa.DictionaryArray.from_arrays(pa.array([0], pa.int8()), ["cellar", GONE])

@@ -266,7 +266,7 @@ def test_role_without_rights_on_the_database_fills_its_own_schema(server, tables
     run(server.address, "ALTER TABLE plant.readings OWNER TO tester")
     run(server.address, "GRANT ALL ON plant.readings TO plant")
     opened = open_sink(server.address.replace("user=tester", "user=plant"), "plant")
-    with pytest.raises(SinkError, match='"readings".* vacuum'):
+    with pytest.raises(SinkError, match=r'"readings".* vacuum'):
         opened.forget(["a"])
     opened.close()
 

@@ -41,7 +41,6 @@ class Names:
     Attributes:
         weak: names that a search of bytes can't distinguish from other things: they are too short, a word of a file format,
             or the name of a kept device's reading.
-        inside_others: whether a name occurs inside a kept device's name or text.
     """
 
     def __init__(
@@ -74,8 +73,6 @@ class Names:
                         self._around.setdefault((at, len(whole)), set()).add(whole)
                         self.longest = max(self.longest, len(whole))
                         at = whole.find(form, at + 1)
-
-        self.inside_others = bool(self._around)
 
     def places(self, data: bytes) -> Iterator[tuple[int, int]]:
         """Yield the begin and end of each occurrence of a name."""

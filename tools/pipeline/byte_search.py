@@ -33,7 +33,7 @@ def in_file(storage: Storage, name: str, names: Names) -> bool:
     try:
         with storage.fs.open_input_stream(path) as stream:
             found = in_stream(stream, names)
-        if found and not (names.inside_others and name.endswith(".parquet") and _is_whole(storage, name, names)):
+        if found and not (name.endswith(".parquet") and _is_whole(storage, name, names)):
             return True
         kind = next((kind for suffix, kind in COMPRESSED.items() if name.endswith(suffix)), None)
         if kind:
@@ -47,16 +47,17 @@ def in_file(storage: Storage, name: str, names: Names) -> bool:
 
 
 def _is_whole(storage: Storage, name: str, names: Names) -> bool:
-    """Return whether a Parquet file can be searched by value, and has no name in its metadata.
+    """Return whether a Parquet file can be searched by value, and has no name in its footer.
 
-    A compressed page may have a part of a text that is kept: `pump` without the rest of `pump-speed`.
+    A compressed page may have a part of a text that is kept (`pump` without the rest of `pump-speed`), or join such parts.
     """
     with storage.fs.open_input_file(storage.path(name)) as source:
         try:
-            metadata = pq.read_metadata(source).metadata or {}
+            length = pq.read_metadata(source).serialized_size
         except pa.ArrowInvalid:
             return False
-    return not any(names.occur(one) for pair in metadata.items() for one in pair)
+        source.seek(source.size() - length - 8)
+        return not names.occur(source.read(length))
 
 
 def in_stream(stream: Any, names: Names) -> bool:
