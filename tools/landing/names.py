@@ -62,9 +62,8 @@ class Names:
         ordered = sorted(forms, key=len, reverse=True)
         self._pattern = re.compile(b"|".join(map(re.escape, ordered))) if forms else None
         self._longer = {name: [one for one in self.kept if f"/{name}/" in f"/{one}/"] for name in self.devices}
-        self._around: dict[
-            tuple[int, int], set[bytes]
-        ] = {}  # (a form's position in a kept name, the kept name's length): kept names
+        # (a form's position in a kept name, the kept name's length): kept names
+        self._around: dict[tuple[int, int], set[bytes]] = {}
         for name in self.kept | texts:
             for whole in forms_of(name, base64_too=False):
                 for form in ordered:

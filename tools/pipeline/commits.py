@@ -43,9 +43,8 @@ class Commit:
     rows: dict[str, int] = field(default_factory=dict)
     state: dict[str, dict[str, str]] = field(default_factory=dict)  # bucket -> {"intervals": file, ...}
     read: dict[str, int] = field(default_factory=dict)  # collector -> segment
-    stream_read: dict[str, int] = field(
-        default_factory=dict
-    )  # the same, of this stream; another stream starts at the first segment
+    # The same, of this stream: another stream starts at the first segment.
+    stream_read: dict[str, int] = field(default_factory=dict)
     last_arrival_us: dict[str, int] = field(default_factory=dict)  # of the messages in these segments
     summary: dict[str, Any] = field(default_factory=summary.empty)  # of the fleet, including this batch: see summary.py
     kept_from: str | None = None  # of a compaction: readings of earlier days were deleted for their age

@@ -368,9 +368,8 @@ def _check_unread(
 def _texts_of(topic: str, payload: bytes, devices: set[str]) -> set[str]:
     """Return the names of a SenML pack's readings, and its base names, if a device's name may occur in them."""
     owner = segments.device_of(topic)
-    rest = (
-        payload.replace(owner.encode(), b"") if _contain([owner], devices) else payload
-    )  # most payloads have only their owner
+    # Most payloads have only their owner.
+    rest = payload.replace(owner.encode(), b"") if _contain([owner], devices) else payload
     if owner in devices or not any(device.encode() in rest for device in devices):
         return set()
     try:

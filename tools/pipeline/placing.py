@@ -41,9 +41,8 @@ class Placed:
     life: np.ndarray
     refused: list[tuple[int, str]] = field(default_factory=list)
     held: list[tuple[int, Message]] = field(default_factory=list)  # (device, message) of this batch
-    released: list[tuple[int, Message, int]] = field(
-        default_factory=list
-    )  # (index after which it is sorted, ..., life)
+    # (index after which it is sorted, message, life)
+    released: list[tuple[int, Message, int]] = field(default_factory=list)
     overflowed: list[Message] = field(default_factory=list)
 
 

@@ -32,9 +32,8 @@ class State:
     def __init__(self, past: Past | None = None) -> None:
         self.devices: list[str] = []
         self.number: dict[str, int] = {}
-        self.keys = np.zeros(
-            0, dtype=np.int64
-        )  # packed (device, life, boot), sorted: the index of a key is the number of its interval group
+        # Packed (device, life, boot), sorted: the index of a key is the number of its interval group.
+        self.keys = np.zeros(0, dtype=np.int64)
         self.seen = intervals.EMPTY
         self.lives = np.zeros(0, dtype=np.int64)  # packed (device, life), sorted
         self.identities = np.zeros(0, dtype=np.int64)  # of each life: the board's number for it, 0 for none

@@ -19,9 +19,8 @@ from tools.pipeline.commits import Output
 from tools.proof.board import HEAP, SECTOR_BYTES
 
 HEAP_BYTES = int(HEAP.removesuffix("K")) * 1024
-HEAD_BYTES = (
-    64  # includes everything that changes when a sector is opened again: its sequence, and a CRC over the header
-)
+HEAD_BYTES = 64
+"""Includes everything that changes when a sector is opened again: its sequence, and a CRC over the header."""
 
 
 @dataclass(frozen=True)
