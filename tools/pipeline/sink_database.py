@@ -82,9 +82,10 @@ class Sink(ABC):
     conflict = ""
     _connection: Any
 
-    @abstractmethod
     def _run(self, sql: str, parameters: list[Any] | None = None) -> list[tuple[Any, ...]]:
         """Run a statement; return its rows."""
+        found = self._connection.execute(sql, parameters)
+        return list(found.fetchall()) if found.description else []
 
     @abstractmethod
     def _prepare(self) -> None:

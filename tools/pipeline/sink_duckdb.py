@@ -41,10 +41,6 @@ class DuckSink(Sink):
                 raise SinkError(f"{self.path} is open in another program: close it there") from None
             raise SinkError(f"{self.path}: {text}. Is it a DuckDB file, of this version?") from None
 
-    def _run(self, sql: str, parameters: list[Any] | None = None) -> list[tuple[Any, ...]]:
-        found: list[tuple[Any, ...]] = self._connection.execute(sql, parameters).fetchall()
-        return found
-
     def _prepare(self) -> None:
         for table in TABLES:
             self._run(f"CREATE TABLE IF NOT EXISTS {table} ({self._columns(table)})")

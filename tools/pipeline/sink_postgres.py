@@ -41,11 +41,6 @@ class PostgresSink(Sink):
         except self.error as error:
             raise SinkError(f"{self.where}: {first_line(error)}") from None
 
-    def _run(self, sql: str, parameters: list[Any] | None = None) -> list[tuple[Any, ...]]:
-        found = self._connection.execute(sql, parameters)
-        rows: list[tuple[Any, ...]] = found.fetchall() if found.description else []
-        return rows
-
     def _prepare(self) -> None:
         """Lock out other sinks; create the schema, tables and view if they do not exist."""
         self._run("SET LOCAL TIME ZONE 'UTC'")
