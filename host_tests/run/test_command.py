@@ -163,6 +163,11 @@ def test_wrong_argument_is_named(line, capsys):
         ("deploy.image --board pico --micropython /nothing", "image: MICROPYTHON=/nothing is not a folder"),
         ("deploy.image --board nano --micropython x", "image: BOARD=nano is unknown; known boards: pico,"),
         ("deploy.release --into /proc/x", "release: /proc/x"),
+        (
+            "landing.parquet --landing /nothing --collector c --number 1",
+            "parquet: /nothing/c-000000001.parquet: No such",
+        ),
+        ("landing.parquet --landing / --collector a/b --number 1", "parquet: collector name 'a/b': use letters"),
         ("proof.soak --output /proc/x", "soak: /proc/x: No such file or directory: check the path"),
         ("deploy backup --port /dev/null --output x", "backup: /dev/null is not a serial port"),
         ("proof.check.size --runs", "size: FLASHMQTT_FROZEN32: /nothing is not a file; give an interpreter's path"),

@@ -23,6 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from tools.command import ended, named
 from tools.landing.durable import replacing
 from tools.landing.segments import BUCKETS, SegmentError, bucket_of, file_name
 
@@ -149,16 +150,17 @@ def read_bucket(file: pq.ParquetFile, bucket: int, buckets: int) -> Iterator[pa.
             yield table
 
 
-def main() -> int:
+@named("parquet")
+def main(argv: list[str] | None = None) -> int:
     """Write an empty segment in place of one that is permanently lost."""
     parser = argparse.ArgumentParser(prog="python -m tools.landing.parquet", description=main.__doc__)
     parser.add_argument("--landing", type=Path, required=True)
     parser.add_argument("--collector", required=True)
     parser.add_argument("--number", type=int, required=True)
-    options = parser.parse_args()
+    options = parser.parse_args(argv)
     print(write_segment(options.landing, options.collector, options.number, SCHEMA.empty_table()))
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(ended(main, stopped="stopped"))
