@@ -18,7 +18,7 @@ import math
 import re
 import tomllib
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -170,16 +170,13 @@ class Mapping:
     """The rules of a file, in its order; empty without a file."""
 
     rules: tuple[Rule, ...] = ()
-    _groups: dict[str, tuple[Rule, ...]] = field(default_factory=dict, compare=False, repr=False)
 
     def of(self, topic: str) -> tuple[tuple[Rule, ...], dict[str, str]] | None:
         """Return the rules for a topic, and the values of the topic's placeholders; None if no rule matches."""
         for rule in self.rules:
             words = rule.pattern.match(topic)
             if words is not None:
-                if rule.topic not in self._groups:
-                    self._groups[rule.topic] = tuple(one for one in self.rules if one.topic == rule.topic)
-                return self._groups[rule.topic], words
+                return tuple(one for one in self.rules if one.topic == rule.topic), words
         return None
 
 
