@@ -64,14 +64,14 @@ except (ImportError, AttributeError):  # CPython
         await asyncio.sleep(ms / 1000)
 
 
-_SLOW_MS = const(20)  # pause after a message when many wait: time for the program to take some
-_UNCLAIMED_MS = const(500)  # after this time an unclaimed piece of a message no longer blocks the messages behind it
+_SLOW_MS = const(20)  # pause when many messages wait, so that the program can take some
+_UNCLAIMED_MS = const(500)  # how long an unclaimed piece of a message blocks later messages
 _BUSY = const(1)  # a state: a handler or the program has the message
 
-# What a handler may raise. CancelledError is not an Exception; here the handler itself has raised it.
+# What a handler may raise; CancelledError is not an Exception.
 _RAISED = (Exception, asyncio.CancelledError)
 
-# What a step of the client raises if memory is short. MicroPython's `wait_for_ms` then may raise CancelledError.
+# Raised if memory is short: by MicroPython's `wait_for_ms` CancelledError, too.
 _SHORT = (MemoryError, asyncio.CancelledError)
 
 # Attributes of the blocking client.
@@ -97,6 +97,8 @@ class Client:
     subscription's `handler(message)`. While an `async def` handler works on a message, its next message waits; other
     handlers continue. What a handler raises goes to `on_error`; if that is None, to the event loop's exception handler, which
     prints it. The client continues, and calls the handler again as the blocking client does.
+
+    If the store fails, the client reconnects; until then, all calls that wait raise its error.
 
     In a handler, an `async def` function may await every call of the client. A plain function can't await: it may start a
     task, as `asyncio.create_task(client.publish(...))`.
@@ -148,12 +150,12 @@ class Client:
         self._tasks: "list[Any]" = []  # (task, message) of awaited handlers; message None: the handler is not for messages
         self._stopping = False
         self._closed = False  # the program disconnected: iteration has ended
-        self._failure = None  # the exception that ended the client's task
-        self._progress = asyncio.Event()  # an event occurred that a task may wait for, or a message for `async for`
+        self._failure = None  # the store's error, until there is a new connection
+        self._progress = asyncio.Event()  # an event for a waiting task, or a message for `async for`
         self._loop = None  # the event loop of the client's tasks
         self._held: "list[Any]" = []  # (task, message): the message that each iterating task has
         self._iterated = False
-        self._awaited: "Any" = None  # an `on_message` that is known to be an `async def` function
+        self._awaited: "Any" = None  # an `on_message` known to be `async def`
 
     if TYPE_CHECKING:  # the arguments of `client.Client`; at run time they are passed on
 
@@ -221,9 +223,9 @@ class Client:
                 self._leave_loop()
             self._loop = _loop()
         self.link.start(ticks_ms())
+        self._failure = None
         if self._task is None:
             self._stopping = self._closed = False
-            self._failure = None
             self._task = asyncio.create_task(self._run())
 
     def _leave_loop(self) -> None:
@@ -498,7 +500,7 @@ class Client:
 
     async def _run(self) -> None:
         error: "Any" = None
-        while not self._failure:
+        while True:
             try:
                 if not error:
                     await self._pump()
@@ -512,7 +514,7 @@ class Client:
                 error = raised
 
     def _fail(self, error: "Any") -> None:
-        """End the connection. If the store failed, waiting tasks raise its error; if memory was short, the client reconnects."""
+        """End the connection; the client reconnects. Meanwhile waiting tasks raise the store's error."""
         if not isinstance(error, _SHORT):
             self._failure = error
         self.session.leave_unacknowledged()
@@ -551,6 +553,7 @@ class Client:
                 elif event == DISCONNECTED:
                     self.call(self.on_disconnect, link.error)
                 else:
+                    self._failure = None
                     _Blocking._report(self, event)  # type: ignore[arg-type]  # the same handlers, called by `call`
                 self._wake_waiters()
 
@@ -598,7 +601,7 @@ class Client:
         return False
 
     async def _take_piece(self) -> None:
-        """Hand a piece of a long message to the program. Nothing is read meanwhile: the next piece needs the same buffer."""
+        """Hand a piece of a long message to the program. Nothing is read meanwhile: the buffer is in use."""
         session = self.session
         waiting = self._load_waiting()
         if waiting.skipping:

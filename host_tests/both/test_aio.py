@@ -13,7 +13,7 @@ import asyncio
 from flashmqtt.aio import Client
 from flashmqtt.backoff import Backoff
 from flashmqtt.compat import ticks_diff, ticks_ms
-from flashmqtt.errors import ConnectionLost, ConnectRefused, DeadlineExpired, Refused, UsageError
+from flashmqtt.errors import ConnectionLost, ConnectRefused, DeadlineExpired, FlashFailed, Refused, UsageError
 from flashmqtt.session.ram import RamStore
 from loopback import Flooding, Loopback
 from wire import publish, pubrel
@@ -739,6 +739,36 @@ def test_async_with_that_can_not_connect_leaves_no_task_behind(ends):
         assert mqtt.link.attempts == attempts and not mqtt.connected and mqtt.link.sock is None
         async with mqtt:
             assert mqtt.connected
+
+    run(case)
+
+
+class StoreFailingOnce(RamStore):
+    """A store whose first write of a received message fails."""
+
+    failed = False
+
+    def hold(self, *message):
+        """Hold a message."""
+        if not self.failed:
+            self.failed = True
+            raise FlashFailed("program")
+        super().hold(*message)
+
+
+@pytest.mark.req("R4", "S6")
+def test_client_reconnects_after_an_error_of_the_store_which_each_waiting_call_raises():
+    async def case(broker):
+        async with client(broker, store=StoreFailingOnce()) as mqtt:
+            await mqtt.subscribe("#", 2)
+            broker.give(publish(b"a", b"1", 2, 1))
+            with pytest.raises(FlashFailed):
+                await mqtt.__anext__()
+            handle = await mqtt.publish("a", "x", 1)
+            await until(lambda: mqtt.connected and broker.connects == 2)
+            assert await mqtt.delivered(handle, PATIENCE_S)
+            broker.give(publish(b"a", b"1", 2, 1, 1), pubrel(1))
+            assert bytes((await mqtt.__anext__()).payload) == b"1"
 
     run(case)
 
