@@ -331,15 +331,16 @@ class Connection:
         """Process a packet of a less frequent type; return the event to report."""
         decoder = self.decoder
         session = self.session
+        if kind == _PUBLISH or kind == _PUBREL:
+            if session.inbound is None:
+                self._load(session.load_inbound)
+            return session.inbound.receive(decoder, now_ms)
         if kind == _LONG:
             self._blocked = True
             self._blocked_ms = now_ms
-        if kind == _PUBLISH or kind == _PUBREL or kind == _LONG:
-            try:
-                handler = session.load_long() if kind == _LONG else session.load_inbound()
-            except MemoryError:
-                raise ConnectionLost("no memory")  # the packet is already consumed, so the broker must send it again
-            return handler.receive(decoder, now_ms)
+            if session.long is None:
+                self._load(session.load_long)
+            return session.long.receive(decoder, now_ms)
         if kind == _SUBACK or kind == _UNSUBACK:
             # Another id: the second answer to a request that was repeated (3.1).
             return session.requests.answered(decoder) if decoder.packet_id == session.request_id else NOTHING
@@ -358,6 +359,13 @@ class Connection:
             raise error  # the caller closes the connection; 5: [MQTT-4.13.2-1]
         # A second CONNACK; or AUTH, which we never request [MQTT-4.12.0-6] and never send [MQTT-4.12.0-7].
         raise ProtocolError("packet type %d" % kind)
+
+    def _load(self, load: "Any") -> None:
+        """Load the module of a received packet. (A `try` in `_other` would allocate a frame for each packet.)"""
+        try:
+            load()
+        except MemoryError:
+            raise ConnectionLost("no memory")  # the packet is already consumed, so the broker must send it again
 
     def _accepted(self, kind: int) -> "Any":
         """Process the first packet, which must be a CONNACK [MQTT-3.2.0-1]."""

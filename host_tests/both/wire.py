@@ -211,10 +211,7 @@ class CutStore(RamStore):
             body = self._bodies[seq % self.limit]
             if body is not None:
                 bodies[seq] = bytes(body[: self._lengths[seq % self.limit]])
-        held = []
-        for key in self._keys:
-            body, n = self._held[key]
-            held.append((key, bytes(body[:n])))
+        held = [(key, bytes(self._held[key][: self._held_lengths[key]])) for key in self._keys]
         self._durable = (self.low, self.next_seq, bodies, bytes(self._flags), held, self.note, set(self.bodiless))
         self._durable += (self.dropped, self.damaged)
 
@@ -305,6 +302,7 @@ class CutStore(RamStore):
             after._lengths[seq % self.limit] = len(bodies[seq])
         for key, body in held:
             after._keys.append(key)
-            after._held[key] = (bytearray(body), len(body))
+            after._held[key] = bytearray(body)
+            after._held_lengths[key] = len(body)
         after._keep()
         return after

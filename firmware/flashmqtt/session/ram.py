@@ -52,7 +52,8 @@ class RamStore:
         self._spares: "list[Any]" = [None] * _SPARES  # bodies of messages that are done
         self._spare_count = 0
         self._keys: "list[int]" = []  # of held messages, oldest first
-        self._held: "dict[int, Any]" = {}  # key: (body, length); the body is not shorter than the message
+        self._held: "dict[int, Any]" = {}  # by key: bodies, not shorter than the message; and lengths
+        self._held_lengths: "dict[int, int]" = {}
 
     # --- outgoing ---
 
@@ -172,7 +173,8 @@ class RamStore:
         if body is None or len(body) < length:
             body = bytearray(length)
         copy(body, 0, buf, 0, length)
-        self._held[key] = (body, length)
+        self._held[key] = body
+        self._held_lengths[key] = length
         self._keys.append(key)  # last: with no memory for it, the message is not held
 
     def hold_begin(self, key: int, length: int) -> None:
@@ -196,7 +198,8 @@ class RamStore:
         self._begun_done += n
         if self._begun_done == len(body):
             self._begun = None
-            self._held[key] = (body, len(body))
+            self._held[key] = body
+            self._held_lengths[key] = len(body)
             self._keys.append(key)
 
     def hold_abandon(self) -> None:
@@ -213,16 +216,17 @@ class RamStore:
 
     def held_length(self, key: int) -> int:
         """Return the length of a held message, 0 if there is none with this key."""
-        return self._held[key][1] if key in self._keys else 0
+        return self._held_lengths[key] if key in self._keys else 0
 
     def read_held(self, key: int, offset: int, buf: "bytearray | memoryview", at: int, n: int) -> None:
         """Copy n bytes of a held message, from offset, to buf[at:at+n]."""
-        copy(buf, at, self._held[key][0], offset, n)
+        copy(buf, at, self._held[key], offset, n)
 
     def discard(self, key: int) -> None:
         """Remove a held message that is done."""
         self._keys.remove(key)
-        body = self._held.pop(key)[0]
+        self._held_lengths.pop(key)
+        body = self._held.pop(key)
         n = self._spare_count
         if n < _SPARES and len(body) <= _SPARE_BYTES:
             self._spares[n] = body
