@@ -1,7 +1,7 @@
-"""Held messages of a journal: inbound messages, stored until they are handed over. FORMAT.md, "Record", type 2.
+"""Held messages of a journal: inbound ones, stored until they are handed over. FORMAT.md, "Record", type 2.
 
 A sector's header lists their places for recovery. If only held messages prevent the reuse of the oldest sector, they are carried
-into the next sector that is opened. This module is loaded with the first held message. It knows no MQTT: a key is a number.
+into the next sector that is opened. It is loaded with the first held message, and knows no MQTT: a key is a number.
 """
 
 from array import array
@@ -32,7 +32,7 @@ _IN_LIST = const(58)
 
 
 def _end_of(length: int, at: int) -> int:
-    """Return where a message would end if its first piece is written at this offset, or on the next page if it must."""
+    """Return where a message would end that begins at this offset, or on the next page if it must."""
     while length > 0:
         n = min(length, _BODY_MAX)
         if (at & 255) + _RECORD + n > _PAGE:
@@ -95,11 +95,9 @@ class Held:
         journal = self._journal
         size = journal._sector_bytes
         spoiled = journal._spoiled
-        # All held messages of a sector must fit into a new one, after its header and lists, when they are carried. The record of
-        # unwritten discards comes before the message.
-        if _end_of(length, _end_of(2 * self.unwritten, journal._end)) > size - (
-            4 * _PAGE if size >= 4096 else _PAGE // 2
-        ):
+        end = _end_of(length, _end_of(2 * self.unwritten, journal._end))  # after the record of unwritten discards
+        # A sector's held messages must fit into a new one, after header and lists.
+        if end > size - (4 * _PAGE if size >= 4096 else _PAGE // 2):
             journal._spoiled = True
         room = has_room(journal, length, _FOR_HELD, leave)
         if not (leave and room):
