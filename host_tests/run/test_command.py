@@ -169,6 +169,7 @@ def test_wrong_argument_is_named(line, capsys):
         ),
         ("landing.parquet --landing / --collector a/b --number 1", "parquet: collector name 'a/b': use letters"),
         ("proof.soak --output /proc/x", "soak: /proc/x: No such file or directory: check the path"),
+        ("proof.run --output /proc/x", "run: /proc/x: No such file or directory: check the path"),
         ("deploy backup --port /dev/null --output x", "backup: /dev/null is not a serial port"),
         ("proof.check.size --runs", "size: FLASHMQTT_FROZEN32: /nothing is not a file; give an interpreter's path"),
     ],

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tools.broker import Broker
-from tools.command import ended, number, progress_bar
+from tools.command import ended, named, number, progress_bar
 from tools.proof.chain import ABSENCE, POWER, Chain, RunStats
 from tools.proof.soak import judge
 
@@ -138,6 +138,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 1 if stats.missing or stats.repeated else 0
 
 
+@named("wakes")
 def main(argv: list[str] | None = None) -> int:
     """Read the command line and run; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m tools.proof.wakes", description=__doc__.splitlines()[0])
@@ -147,9 +148,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--cuts", type=number(float, 0, 1), default=0.0, help="share of the wakes in which the power is cut"
     )
-    arguments = parser.parse_args(argv)
-    return ended(lambda: run(arguments))
+    return run(parser.parse_args(argv))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(ended(main))

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from tools.bootstrap import ROOT
 from tools.broker import BrokerFailed
-from tools.command import ended, progress_bar
+from tools.command import ended, named, progress_bar
 from tools.proof import counts
 from tools.proof.brokers import page
 from tools.proof.brokers.judge import Observed, Verdict
@@ -120,11 +120,11 @@ def _run_kind(
             results.failing.append(f"{name} does not start")
 
 
+@named("brokers")
 def main(argv: list[str] | None = None) -> int:
     """Read the command line and run; return the exit status."""
-    arguments = parse(argv)
-    return ended(lambda: run(arguments))
+    return run(parse(argv))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(ended(main))

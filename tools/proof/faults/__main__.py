@@ -20,7 +20,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from tools.command import ended, number, progress_bar
+from tools.command import ended, named, number, progress_bar
 from tools.proof import counts
 from tools.proof.faults.suites import FULL, HOSTILE, RUN, SHORT, Suite, find, power
 
@@ -138,11 +138,11 @@ def run(arguments: argparse.Namespace) -> int:
     return tally.status()
 
 
+@named("faults")
 def main(argv: list[str] | None = None) -> int:
     """Read the command line and run; return the exit status."""
-    arguments = parse(argv)
-    return ended(lambda: run(arguments))
+    return run(parse(argv))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(ended(main))

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from tools import children
 from tools.bootstrap import ROOT
-from tools.command import ended, number
+from tools.command import ended, named, number
 from tools.proof.fuzz import cases
 from tools.proof.program import MICROPYTHON, ran
 
@@ -139,11 +139,11 @@ def run(arguments: argparse.Namespace) -> int:
     return 0 if properties(max(200, count // 250)) and guided(arguments.seconds) else 1
 
 
+@named("fuzz")
 def main(argv: list[str] | None = None) -> int:
     """Read the command line and run; return the exit status."""
-    arguments = parse(argv)
-    return ended(lambda: run(arguments))
+    return run(parse(argv))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(ended(main))

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 from tools.broker import Broker
-from tools.command import ended, number, progress_bar
+from tools.command import ended, named, number, progress_bar
 from tools.pipeline import java
 from tools.proof.chain import LONGEST_PAUSE_S, Chain, RunStats, command_line, to_tables, until
 from tools.proof.run import chaos
@@ -121,11 +121,11 @@ def run(arguments: argparse.Namespace) -> int:
     return status
 
 
+@named("run")
 def main(argv: list[str] | None = None) -> int:
     """Read the command line and run; return the exit status."""
-    arguments = parse(argv)
-    return ended(lambda: run(arguments))
+    return run(parse(argv))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(ended(main))
