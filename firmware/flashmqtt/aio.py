@@ -658,14 +658,12 @@ class Client:
         waiting = self.session.waiting
         try:
             try:
-                takers = waiting.claims(message)
-                for entry in takers:
-                    if entry not in message.finished:
+                for entry in waiting.claims(message) or (None,):
+                    handler = entry.handler if entry else self.on_message
+                    if handler and entry not in message.finished:
                         finished = message.finished + (entry,)  # before the call: no memory may be left after it
-                        await _finished(entry.handler(message))
+                        await _finished(handler(message))
                         message.finished = finished
-                if not takers and self.on_message:
-                    await _finished(self.on_message(message))
             except _RAISED as error:
                 if _is_cancelled(error, self._closed):
                     waiting.put_back(message)

@@ -52,14 +52,11 @@ class Deferred(WaitingQueue):
                 continue
             handled += 1
             try:
-                takers = self.claims(message)
-                for entry in takers:
+                for entry in self.claims(message) or (None,):
                     if entry not in message.finished:
                         finished = message.finished + (entry,)  # before the call: no memory may be left after it
-                        client.run(entry.handler, message)
+                        client.run(entry.handler if entry else on_message, message)
                         message.finished = finished
-                if not takers:
-                    client.run(on_message, message)
             except BaseException as error:
                 self.failed_with(message, error)
                 if not isinstance(error, Exception):

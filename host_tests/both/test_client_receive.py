@@ -1521,3 +1521,30 @@ def test_qos_2_message_just_taken_is_acknowledged_although_the_store_failed(n):
         poll_until(mqtt, lambda broker=broker: acknowledged(broker) == [1])
         assert b"".join(seen) == bytes(n) and not store.held() and broker.connects == 1
         mqtt.disconnect()
+
+
+@pytest.mark.req("Q4", "R4")
+@pytest.mark.parametrize("subscribed", [False, True])
+def test_handler_of_a_waiting_qos_2_message_runs_once_although_the_store_failed_after_it(subscribed):
+    for error in (MemoryError, FlashFailed):
+        store = RamStore()
+        discard = store.discard
+        broker, mqtt = connected(store=store)
+        seen = []
+
+        def fails(key, store=store, discard=discard, error=error):
+            store.discard = discard
+            raise error
+
+        store.discard = fails
+        broker.give(publish(b"a", b"1", 2, 1), pubrel(1))
+        poll_until(mqtt, lambda mqtt=mqtt: mqtt.session.waiting)
+        handler = lambda m, seen=seen: seen.append(m.payload)  # noqa: E731
+        with pytest.raises(error):
+            if subscribed:
+                mqtt.subscribe("a", 2, handler)
+            mqtt.on_message = handler
+            poll_until(mqtt, lambda broker=broker: acknowledged(broker) == [1])
+        poll_until(mqtt, lambda broker=broker: acknowledged(broker) == [1])
+        assert seen == [b"1"] and not store.held()
+        mqtt.disconnect()
