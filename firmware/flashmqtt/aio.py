@@ -8,8 +8,7 @@
             print(message.topic, message.payload)
 
 The client's own task reads, acknowledges and reconnects. It never waits for the program: a message that the program does not
-take yet goes into a bounded queue (`session/waiting.py`) and does not block the messages behind it. This module knows asyncio;
-`link.py` has the sockets.
+take yet goes into a bounded queue (`session/waiting.py`) and does not block the messages behind it. `link.py` has the sockets.
 """
 
 import asyncio
@@ -475,7 +474,7 @@ class Client:
     async def _until(
         self, condition: "Any", timeout_s: "float | None", check: "Any" = None, endless: bool = False
     ) -> None:
-        """Wait until a condition is true; `_run` changes it."""
+        """Wait until a condition is true."""
         deadline_s = self.timeout_s if timeout_s is None else timeout_s
         self._blocking._deadline(deadline_s)  # refuses what is no time
         begin = ticks_ms()
@@ -495,8 +494,9 @@ class Client:
 
     def _wake_waiters(self) -> None:
         """Wake all tasks that wait in `_until` or iterate."""
-        self._progress.set()
-        self._progress = asyncio.Event()
+        progress = self._progress
+        self._progress = asyncio.Event()  # first: it may need memory
+        progress.set()
 
     async def _run(self) -> None:
         error: "Any" = None
@@ -558,7 +558,7 @@ class Client:
                 self._wake_waiters()
 
     async def _wait(self) -> None:
-        """Wait until the socket is ready, or the link has something to do."""
+        """Wait for the socket or the link's next time."""
         link = self.link
         if link.polled is None:
             await _sleep_ms(link.wait_ms)

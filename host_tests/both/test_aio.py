@@ -791,3 +791,40 @@ def test_client_reconnects_after_a_step_without_memory(error):
             assert await mqtt.delivered(await mqtt.publish("a", "x", 1), PATIENCE_S)
 
     run(case)
+
+
+@pytest.mark.req("R4", "B4")
+def test_iterating_task_waits_after_there_was_no_memory_for_an_event():
+    real = asyncio.Event
+
+    class Event(real):
+        fails = False
+        waits = 0
+
+        def __init__(self):
+            if Event.fails:
+                Event.fails = False
+                raise MemoryError
+            super().__init__()
+
+        async def wait(self):
+            Event.waits += 1
+            assert Event.waits < 1000  # otherwise it would turn for ever
+            return await super().wait()
+
+    async def case(broker):
+        async with client(broker) as mqtt:
+            await mqtt.subscribe("#", 1)
+            reader = asyncio.create_task(mqtt.__anext__())
+            await asyncio.sleep(0.01)
+            Event.fails = True
+            handle = await mqtt.publish("a", "x", 1)
+            await until(lambda: broker.connects == 2 and mqtt.session.is_done(handle))
+            broker.give(publish(b"a", b"1"))
+            assert bytes((await asyncio.wait_for(reader, PATIENCE_S)).payload) == b"1"
+
+    asyncio.Event = Event
+    try:
+        run(case)
+    finally:
+        asyncio.Event = real
