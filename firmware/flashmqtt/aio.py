@@ -39,7 +39,7 @@ try:
     _loop()
 
     def _ready(link: "Any") -> "Any":
-        """Wait until the link's socket is ready; return at once if another task has closed it before this runs."""
+        """Wait until the link's socket is ready; return at once if it was closed before this runs."""
         sock = link.polled
         if sock is not None:
             queue = _core._io_queue
@@ -228,7 +228,7 @@ class Client:
             self._task = asyncio.create_task(self._run())
 
     def _leave_loop(self) -> None:
-        """Forget the tasks of an event loop that has ended; their messages wait again."""
+        """Forget the tasks of an ended event loop; their messages wait again."""
         self._acknowledge_finished(None)
         self._put_back(self._tasks + self._held)
         self._tasks = []
@@ -429,7 +429,7 @@ class Client:
         self._acknowledge_finished(task)
         while True:
             if self._failure:
-                raise self._failure
+                await self._raise()
             if self._closed:
                 raise StopAsyncIteration
             waiting = self.session.waiting
@@ -445,7 +445,7 @@ class Client:
                 return message
 
     def _acknowledge_finished(self, task: "Any", error: "Any" = None) -> None:
-        """Acknowledge the messages of this task and of tasks that have ended; those that were not taken wait again.
+        """Acknowledge the messages of this task and of ended tasks; those that were not taken wait again.
 
         error: what ended this task's work on its message, if anything did.
         """
@@ -480,7 +480,7 @@ class Client:
         begin = ticks_ms()
         while not condition():
             if self._failure:
-                raise self._failure
+                await self._raise()
             if check:
                 check()
             try:
@@ -491,6 +491,12 @@ class Client:
                 await _wait_for_ms(self._progress.wait(), int(left))
             except asyncio.TimeoutError:
                 pass
+
+    async def _raise(self) -> None:
+        """Raise the store's error, after a pause: the program may call again at once."""
+        error: "Any" = self._failure
+        await _sleep_ms(_SLOW_MS)
+        raise error
 
     def _wake_waiters(self) -> None:
         """Wake all tasks that wait in `_until` or iterate."""
@@ -569,7 +575,7 @@ class Client:
             pass
 
     def _take(self, message: "Any") -> bool:
-        """Call the message's handlers that are plain functions; return False if the message has to wait for the others."""
+        """Call the message's plain handlers; return False if the message has to wait for the others."""
         session = self.session
         waiting = session.waiting
         finished = 0
@@ -631,7 +637,7 @@ class Client:
         return waiting
 
     def _serve(self) -> None:
-        """Hand waiting messages to handlers that claim them now, wake iterating tasks, and drop unclaimed messages."""
+        """Hand over waiting messages, wake iterating tasks, and drop unclaimed messages."""
         waiting = self.session.waiting
         if not waiting or not waiting.entries:
             return
@@ -689,7 +695,7 @@ class Client:
                 self._note_error(_exception(error))
 
     def _run_task(self, result: "Any", report: "Any") -> None:
-        """If a handler returned a coroutine, run it in a task; pass what it raises to `report`."""
+        """Run a handler's coroutine in a task; pass what it raises to `report`."""
         if type(result) is COROUTINE:
             self._tasks.append((asyncio.create_task(self._await(result, report)), None))
 
@@ -707,7 +713,7 @@ class Client:
         self._tasks = [one for one in self._tasks if one[0] is not this]
 
     def _note_error(self, error: "Any", message: "Any" = None) -> None:
-        """Pass what a handler raised to `on_error`, or to the event loop."""
+        """Report what a handler raised."""
         if self.on_error:
             try:
                 self._run_task(self.on_error(error, message), _print)
@@ -731,7 +737,7 @@ def _is_cancelled(error: "Any", closed: "Any") -> "Any":
 
 
 def _awaits(handler: "Any", message: "Any") -> bool:
-    """Call a handler; return whether it is an `async def` function: then none of its code has run."""
+    """Call a handler; return whether it is `async def`: then none of its code has run."""
     result = handler(message)
     if result is None or type(result) is not COROUTINE:
         return False
@@ -746,7 +752,7 @@ async def _finished(result: "Any") -> None:
 
 
 def _result(task: "Any") -> "Any":
-    """Return what a task that has ended returned, or the exception that ended it."""
+    """Return what an ended task returned or raised."""
     if hasattr(task, "data"):  # MicroPython
         return getattr(task.data, "value", None) if isinstance(task.data, StopIteration) else task.data
     if task.cancelled():

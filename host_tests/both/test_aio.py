@@ -773,6 +773,30 @@ def test_client_reconnects_after_an_error_of_the_store_which_each_waiting_call_r
     run(case)
 
 
+@pytest.mark.req("R4", "S6")
+@pytest.mark.parametrize("iterates", [False, True])
+def test_client_reconnects_although_the_program_repeats_the_call_that_raised_the_store_s_error(iterates):
+    async def case(broker):
+        async with client(broker, store=StoreFailingOnce()) as mqtt:
+            await mqtt.subscribe("#", 2)
+            broker.answers_publish = False
+            handle = await mqtt.publish("a", "x", 1)
+            broker.give(publish(b"a", b"1", 2, 1))
+            call = mqtt.__anext__ if iterates else lambda: mqtt.delivered(handle)
+            mqtt.on_connect = lambda present: broker.give(publish(b"a", b"2"))
+            errors = 0
+            while broker.connects == 1:
+                try:
+                    await call()
+                except FlashFailed:
+                    errors += 1
+                    assert errors < 1000  # without a pause, no other task would run
+                    broker.answers_publish = True
+            assert errors
+
+    run(case)
+
+
 @pytest.mark.req("R4", "B4")
 @pytest.mark.parametrize(
     "error", [MemoryError, asyncio.CancelledError]
