@@ -33,13 +33,13 @@ try:
     from asyncio import core as _core  # type: ignore[attr-defined]
 
     def _loop() -> "Any":
-        """Return an object that `asyncio.new_event_loop` replaces."""
+        """Return what `asyncio.new_event_loop` replaces."""
         return _core._io_queue
 
     _loop()
 
     def _ready(link: "Any") -> "Any":
-        """Wait until the link's socket is ready; return at once if it was closed before this runs."""
+        """Wait for the link's socket; return at once if it was closed before this runs."""
         sock = link.polled
         if sock is not None:
             queue = _core._io_queue
@@ -228,7 +228,7 @@ class Client:
             self._task = asyncio.create_task(self._run())
 
     def _leave_loop(self) -> None:
-        """Forget the tasks of an ended event loop; their messages wait again."""
+        """Forget an ended event loop's tasks; their messages wait again."""
         self._acknowledge_finished(None)
         self._put_back(self._tasks + self._held)
         self._tasks = []
@@ -238,7 +238,7 @@ class Client:
         self._blocking.stopped()
 
     def _put_back(self, tasks: "Any") -> None:
-        """Let the messages of ended tasks wait again."""
+        """Let messages of ended tasks wait again."""
         for _, message in tasks:
             if message and message.state == _BUSY:
                 self.session.waiting.put_back(message)
@@ -329,7 +329,7 @@ class Client:
         return handle
 
     async def _send(self, topic: "Any", payload: "Any", retain: bool, properties: "Any") -> None:
-        """Send a QoS 0 message that does not fit in the output's free room in pieces."""
+        """Send a QoS 0 message that does not fit in the output in pieces."""
         from .sending import Sending
 
         sending = Sending(self, topic, payload, retain, properties)
@@ -493,13 +493,13 @@ class Client:
                 pass
 
     async def _raise(self) -> None:
-        """Raise the store's error, after a pause: the program may call again at once."""
+        """Raise the store's error; not at once, as the program may call again."""
         error: "Any" = self._failure
         await _sleep_ms(_SLOW_MS)
         raise error
 
     def _wake_waiters(self) -> None:
-        """Wake all tasks that wait in `_until` or iterate."""
+        """Wake all tasks that wait or iterate."""
         progress = self._progress
         self._progress = asyncio.Event()  # first: it may need memory
         progress.set()
@@ -564,7 +564,7 @@ class Client:
                 self._wake_waiters()
 
     async def _wait(self) -> None:
-        """Wait for the socket or the link's next time."""
+        """Wait for the socket, or until work is due."""
         link = self.link
         if link.polled is None:
             await _sleep_ms(link.wait_ms)
@@ -575,7 +575,7 @@ class Client:
             pass
 
     def _take(self, message: "Any") -> bool:
-        """Call the message's plain handlers; return False if the message has to wait for the others."""
+        """Call the message's plain handlers; return False if it has to wait for others."""
         session = self.session
         waiting = session.waiting
         finished = 0
@@ -599,7 +599,11 @@ class Client:
             except _RAISED as error:
                 self._load_waiting().failed_now(_exception(error), finished)
         if not later:
-            session.acknowledge()
+            try:
+                session.acknowledge()
+            except Exception:
+                self._load_waiting().add_taken(ticks_ms())
+                raise
             return True
         message = self._load_waiting().add(ticks_ms())
         if finished and message:
@@ -607,7 +611,7 @@ class Client:
         return False
 
     async def _take_piece(self) -> None:
-        """Hand a piece of a long message to the program. Nothing is read meanwhile: the buffer is in use."""
+        """Hand over a piece of a long message. Nothing is read meanwhile: the buffer is in use."""
         session = self.session
         waiting = self._load_waiting()
         if waiting.skipping:
@@ -637,7 +641,7 @@ class Client:
         return waiting
 
     def _serve(self) -> None:
-        """Hand over waiting messages, wake iterating tasks, and drop unclaimed messages."""
+        """Hand over waiting messages, wake iterating tasks, drop unclaimed messages."""
         waiting = self.session.waiting
         if not waiting or not waiting.entries:
             return
@@ -687,7 +691,7 @@ class Client:
             self._ended()
 
     def call(self, handler: "Any", *arguments: "Any") -> None:
-        """Call a handler that is not for messages, if there is one; an `async def` handler gets a task."""
+        """Call a handler that is not for messages, if there is one; if `async def`, in a task."""
         if handler:
             try:
                 self._run_task(handler(*arguments), self._note_error)
@@ -729,7 +733,7 @@ def _exception(error: "Any") -> "Any":
 
 
 def _is_cancelled(error: "Any", closed: "Any") -> "Any":
-    """Return whether the current task was cancelled: by `disconnect`, or on CPython by any code."""
+    """Return whether the task was cancelled: by `disconnect`, or on CPython by any code."""
     if isinstance(error, Exception):
         return False
     cancelling = getattr(asyncio.current_task(), "cancelling", None)
@@ -737,7 +741,7 @@ def _is_cancelled(error: "Any", closed: "Any") -> "Any":
 
 
 def _awaits(handler: "Any", message: "Any") -> bool:
-    """Call a handler; return whether it is `async def`: then none of its code has run."""
+    """Call a handler; return whether it is `async def`: then it has not run."""
     result = handler(message)
     if result is None or type(result) is not COROUTINE:
         return False

@@ -10,7 +10,7 @@ if sys.implementation.name == "micropython" and ".frozen" not in sys.path:
 import asyncio
 
 from flashmqtt.compat import ticks_diff, ticks_ms
-from flashmqtt.errors import ConnectionLost
+from flashmqtt.errors import ConnectionLost, FlashFailed
 from flashmqtt.session.ram import RamStore
 from loopback import Loopback
 from test_aio import PATIENCE_S, client, cut, run, until
@@ -358,6 +358,35 @@ def test_message_handled_while_disconnected_is_not_delivered_twice():
                     break
             assert seen == [b"1", b"2", b"3"]
         await until(lambda: acknowledged(broker) == [1, 2, 3])
+
+    run(case)
+
+
+@pytest.mark.req("Q4", "R4")
+@pytest.mark.parametrize(
+    "subscribed, error", [(False, MemoryError), (True, MemoryError), (False, FlashFailed), (True, FlashFailed)]
+)
+def test_handler_of_a_qos_2_message_just_taken_runs_once_although_the_store_failed_after_it(subscribed, error):
+    async def case(broker):
+        store = RamStore()
+        discard = store.discard
+
+        def fails(key):
+            store.discard = discard
+            raise error("once")
+
+        store.discard = fails
+        broker.present = 1
+        seen = []
+        handler = lambda message: seen.append(bytes(message.payload))  # noqa: E731
+        async with client(broker, store=store) as mqtt:
+            mqtt.on_message = None if subscribed else handler
+            await mqtt.subscribe("a", 2, handler if subscribed else None)
+            broker.give(publish(b"a", b"1", 2, 1), pubrel(1))
+            await until(lambda: mqtt.connected and broker.connects == 2)
+            broker.give(pubrel(1), publish(b"a", b"2"))
+            await until(lambda: acknowledged(broker) == [1] and b"2" in seen)
+            assert seen == [b"1", b"2"] and not store.held()
 
     run(case)
 

@@ -300,6 +300,12 @@ class WaitingQueue:
             self.bytes += len(entry.buffer)
         return None if entry.state == LEFT else entry
 
+    def add_taken(self, now_ms: int) -> None:
+        """Queue the session's current message, which the handlers have taken: it could not be acknowledged."""
+        entry = self._session.handed and self.add(now_ms)
+        if entry:
+            entry.finished = tuple(self.claims(entry)) or (None,)
+
     def add_piece(self, now_ms: int) -> "Any":
         """Queue a piece of a long message for a program with tasks; return it. The caller acknowledges the message."""
         message = self._session.message
