@@ -97,7 +97,7 @@ class Client:
     handlers continue. What a handler raises goes to `on_error`; if that is None, to the event loop's exception handler, which
     prints it. The client continues, and calls the handler again as the blocking client does.
 
-    If the store fails, the client reconnects; until then, all calls that wait raise its error.
+    If the store fails, the client reconnects; until then, most calls that wait raise its error.
 
     In a handler, an `async def` function may await every call of the client. A plain function can't await: it may start a
     task, as `asyncio.create_task(client.publish(...))`.

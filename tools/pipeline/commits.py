@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -279,7 +279,8 @@ class Output:
         for directory in directories:
             for name in self.storage.list(directory):
                 if f"{directory}/{name}" not in kept:
-                    self.storage.delete(f"{directory}/{name}")
+                    with suppress(FileNotFoundError):  # a task that was killed deletes its temporary file
+                        self.storage.delete(f"{directory}/{name}")
 
     def files(self, table: str) -> list[str]:
         """Return a table's files, of all commits; for a kind of state (`audit`, `intervals`, ...), those of the last commit."""
