@@ -248,17 +248,13 @@ class Client:
 
         Raises:
             ConnectRefused: the broker refused; `tls.CertificateRefused`: the client refused. The task continues to try.
-            ConnectionLost: not connected within timeout_s (the client's own if None). The task continues to try.
+            ConnectionLost: not connected within timeout_s (the client's own if None). The task continues to try. Or `disconnect`
+                was called meanwhile.
         """
         self.start()
         self.link.error = None
-        await self._until(self.link.is_open, timeout_s, self._connect_failed)
+        await self._until(self.link.is_open, timeout_s, self.link.check_expected)
         return self.connection.session_present
-
-    def _connect_failed(self) -> None:
-        error = self.link.error
-        if isinstance(error, FlashMqttError) and error.refusal:
-            raise error
 
     async def disconnect(self, code: int = 0, expiry_s: "int | None" = None) -> None:
         """Send DISCONNECT, close, and stay disconnected. Stored messages wait for the next connection. Iteration ends.

@@ -29,7 +29,6 @@ from .connection import (
 from .errors import (
     ConnectionLost,
     DeadlineExpired,
-    FlashMqttError,
     Refused,
     StoreWorn,
 )
@@ -397,17 +396,16 @@ class Client:
 
         Raises:
             ConnectRefused: the broker refused; `tls.CertificateRefused`: the client refused. `poll` continues to try.
-            ConnectionLost: not connected in time; `error` has the last attempt's error. `poll` continues to try.
+            ConnectionLost: not connected in time; `error` has the last attempt's error. `poll` continues to try. Or a handler
+                called `disconnect`.
         """
         link = self.link
         deadline = self._deadline(timeout_s)
         link.start(ticks_ms())
         link.error = None
         while not link.is_open():
-            error = link.error
-            if isinstance(error, FlashMqttError) and error.refusal:
-                raise error
-            self._wait_step(deadline, error or "not connected in time")
+            link.check_expected()
+            self._wait_step(deadline, link.error or "not connected in time")
         return self.connection.session_present
 
     def disconnect_properties(self, code: int, expiry_s: "int | None") -> "bytes | None":

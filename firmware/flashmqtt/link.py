@@ -27,6 +27,7 @@ from .errors import (
     ConnectionLost,
     ConnectRefused,
     DeadlineExpired,
+    FlashMqttError,
     MalformedPacket,
     ProtocolError,
 )
@@ -120,6 +121,14 @@ class Link:
     def is_open(self) -> bool:
         """Return whether the broker has accepted the connection and it is still open."""
         return self.connection.state == OPEN
+
+    def check_expected(self) -> None:
+        """Raise an error if no connection is to be expected: the broker or the client refused, or the program disconnected."""
+        error = self.error
+        if isinstance(error, FlashMqttError) and error.refusal:
+            raise error
+        if self._state == _STOPPED:
+            raise ConnectionLost("disconnected meanwhile")
 
     def start(self, now_ms: int) -> None:
         """Connect at once; after a reboot during an outage, after a random delay."""

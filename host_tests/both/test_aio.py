@@ -73,6 +73,29 @@ def test_delivered_returns_false_for_lost_or_dropped_messages():
     run(case)
 
 
+@pytest.mark.req("W11", "R4")
+@pytest.mark.parametrize("awaits", [False, True])
+def test_connect_raises_at_once_when_the_program_disconnects_meanwhile(awaits):
+    async def case(broker):
+        mqtt = client(broker)
+
+        async def stop(present=None):
+            await mqtt.disconnect()
+
+        if awaits:
+            mqtt.on_connect = stop
+        begin = ticks_ms()
+        connecting = asyncio.create_task(mqtt.connect(PATIENCE_S))
+        await asyncio.sleep(0)
+        if not awaits:
+            await stop()
+        with pytest.raises(ConnectionLost, match="disconnected meanwhile"):
+            await connecting
+        assert ticks_diff(ticks_ms(), begin) < PATIENCE_S * 500 and not mqtt.connected
+
+    run(case)
+
+
 @pytest.mark.req("Q1", "Q2")
 def test_publish_returns_once_stored_and_delivered_once_acknowledged():
     async def case(broker):

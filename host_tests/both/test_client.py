@@ -807,6 +807,21 @@ def test_qos_2_message_whose_handler_disconnects_is_not_delivered_again():
     mqtt.disconnect()
 
 
+@pytest.mark.req("W11", "R4")
+def test_connect_raises_at_once_when_on_connect_disconnects():
+    broker = Loopback()
+    mqtt = client(broker)
+    mqtt.on_connect = lambda present: mqtt.disconnect()
+    begin = ticks_ms()
+    with pytest.raises(ConnectionLost, match="disconnected meanwhile"):
+        mqtt.connect(PATIENCE_S)
+    assert ticks_diff(ticks_ms(), begin) < PATIENCE_S * 500 and not mqtt.connected
+    mqtt.on_connect = None
+    mqtt.connect(PATIENCE_S)
+    mqtt.disconnect()
+    broker.close()
+
+
 @pytest.mark.req("W11")
 def test_client_stays_disconnected_when_the_disconnecting_handler_fails():
     broker, mqtt = connected()
