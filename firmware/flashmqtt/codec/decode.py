@@ -175,21 +175,21 @@ class Decoder:
             elif (
                 self._last_length <= left and self._last_bytes and raw_run(buf, self._last, self._last_bytes, at, 0, 0)
             ):
-                left = at + self._last_length
-                if left != self.payload_end:
-                    self._move(left - self.payload_end)
+                at += self._last_length
+                if at != self.payload_end:
+                    self._move(at - self.payload_end)
                 if self.qos:
                     left = self.topic_end
                     self.packet_id = left = buf[left] << 8 | buf[left + 1]
                 else:
                     self.packet_id = 0
                 if left:  # no packet id of 0
-                    self.at = at + self._last_length
+                    self.at = at
                     self.packet_type = 3
                     return 3
         elif not left and not self._streamed:
             return 0
-        return self._next(buf, at, self.end)
+        return self._next(buf, self.at, self.end)
 
     def _move(self, by: int) -> None:
         """Move the last PUBLISH's spans by this many bytes: the next PUBLISH begins with the same bytes."""
