@@ -14,6 +14,7 @@ after it. If that CONNACK reported a lost session, the device may continue the f
 
 The broker's packets are read, too. When a connection ends before its CONNACK, mosquitto 2.0 sends a QoS 2 message again although
 it has sent its PUBREL already. A receiver can't tell that from a new message, so such a repetition is counted as the broker's.
+Also if a PUBCOMP was passed on: the broker may have closed that connection, because of the next one, before it read all of it.
 """
 
 from __future__ import annotations
@@ -45,7 +46,9 @@ class _Ledger:
     open: set[int] = field(default_factory=set)  # ids in flight on this connection
     came: Counter = field(default_factory=Counter)  # (kind, id) of the broker's packets on this connection
     answered: Counter = field(default_factory=Counter)
-    past_pubrel: set[int] = field(default_factory=set)  # the broker's ids after PUBREL, until a PUBCOMP was passed on
+    past_pubrel: set[int] = field(
+        default_factory=set
+    )  # the broker's ids after PUBREL, until it uses them for another message
     joined: bool = False  # the device has read a CONNACK
     unread: bool = (
         False  # a reset may have discarded the CONNACK that was passed on: the device has sent nothing after it
@@ -83,7 +86,7 @@ class _Ledger:
     def numbers(self, ids: set[int]) -> set[int]:
         return {number for number, packet_id in self.ids.items() if packet_id in ids}
 
-    def up(self, packet: p.Packet, passed: bool) -> None:
+    def up(self, packet: p.Packet) -> None:
         if packet.kind == p.CONNECT:
             self.clean = packet.clean
             self.unanswered = True
@@ -106,8 +109,6 @@ class _Ledger:
         elif packet.kind in (p.PUBACK, p.PUBREC, p.PUBCOMP):
             cause = (p.PUBREL if packet.kind == p.PUBCOMP else p.PUBLISH, packet.packet_id)
             self.answered[cause] += 1
-            if packet.kind == p.PUBCOMP and passed:
-                self.past_pubrel.discard(packet.packet_id)
             if self.answered[cause] > self.came[cause]:
                 self.wrong(f"{packet} answers nothing that came")
         if len(self.open) > self.case.window:
@@ -156,7 +157,9 @@ class _Ledger:
                     self.unknown = set(range(1, 65536))
         elif packet.kind == p.PUBREL:
             self.past_pubrel.add(packet.packet_id)
-        elif packet.kind == p.PUBLISH and packet.dup and packet.packet_id in self.past_pubrel:
+        elif packet.kind == p.PUBLISH and not packet.dup:
+            self.past_pubrel.discard(packet.packet_id)
+        elif packet.kind == p.PUBLISH and packet.packet_id in self.past_pubrel:
             number = packet.payload.split(b";")[0]
             self.wire.repeated.add(int(number) if number.isdigit() else 0)
         elif packet.kind == p.PUBREC:
@@ -177,7 +180,10 @@ def audit(case: Case, trace: list[Seen]) -> Wire:
         if seen.connection != ledger.connection:
             ledger.begin(seen.connection)
         for packet in packets:
-            (ledger.up if seen.direction == UP else ledger.down)(packet, seen.whole)
+            if seen.direction == UP:
+                ledger.up(packet)
+            else:
+                ledger.down(packet, seen.whole)
         if wrong:
             ledger.wrong(wrong)
             break
