@@ -1,4 +1,4 @@
-"""A region in RAM; a test chooses the read or program that fails. (For bad sectors see `NorFlash.set_bad`.)"""
+"""Regions in RAM; a test chooses the read or program that fails. (For bad sectors see `NorFlash.set_bad`.)"""
 
 from flashmqtt.errors import FlashFailed
 from flashmqtt.flash.ram import RamRegion
@@ -23,3 +23,32 @@ class FailingRegion(RamRegion):
         if self.programs_left == 0:
             raise FlashFailed("program")
         super().program(offset, buf, again)
+
+
+class UnreadableRegion(RamRegion):
+    """The page at `page` can't be read; all other pages can. -1: there is no such page; ALL: no page can be read.
+
+    A program there fails, because it reads first; one with `again` does not read. An erase fails there if `verifies` is set.
+    """
+
+    ALL = -2
+    page = -1
+    verifies = False
+
+    def read(self, offset, buf):
+        """Fill buf, or raise FlashFailed."""
+        if self.page == self.ALL or (0 <= self.page < offset + len(buf) and offset < self.page + 256):
+            raise FlashFailed("read at %d: EIO" % offset)
+        super().read(offset, buf)
+
+    def program(self, offset, buf, again=False):
+        """Program buf, or raise FlashFailed."""
+        if not again:
+            self.read(offset, bytearray(len(buf)))
+        super().program(offset, buf, again)
+
+    def erase(self, sector):
+        """Set all bits of a sector."""
+        super().erase(sector)
+        if self.verifies:
+            self.read(sector * self.sector_bytes, bytearray(self.sector_bytes))

@@ -1,10 +1,11 @@
-"""What a correct program on sound flash never needs: the errors of wrong calls, and the search behind damaged bytes.
+"""What a correct program on sound flash never needs: the errors of wrong calls, and how damage is passed.
 
 FORMAT.md, "Damage". This module is loaded when such a thing happens.
 """
 
 from flashmqtt.compat import TYPE_CHECKING, const
-from flashmqtt.errors import StoreError, StoreWorn, UsageError
+from flashmqtt.errors import FlashFailed, StoreError, StoreWorn, UsageError
+from flashmqtt.fast import raw_fill
 
 if TYPE_CHECKING:
     from typing import Any  # noqa: TID251
@@ -77,3 +78,27 @@ def skip(journal: "Any", sector: int, at: int) -> bool:
             return True
         bit >>= 1
     return False
+
+
+def is_unreadable(journal: "Any", at: int) -> bool:
+    """Return whether a page whose read failed fails three times more, while other pages can be read. It counts as damaged then.
+
+    Any other error may be over at the next call, and must not cost a message.
+    """
+    failed = 0
+    for sector in range(journal.region.sectors):
+        if failed < 3 and _reads(journal, sector * journal._sector_bytes):
+            if _reads(journal, at):
+                return False
+            failed += 1
+    # No header and no record, but like a damaged one with a key: nobody knows whether a held message was there.
+    raw_fill(journal._page, _PAGE, 0xC0, 0)
+    return failed > 0
+
+
+def _reads(journal: "Any", at: int) -> bool:
+    try:
+        journal.region.read(at, journal._page)
+        return True
+    except FlashFailed:
+        return False

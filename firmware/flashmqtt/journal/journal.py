@@ -480,7 +480,13 @@ class Journal:
     def _load(self, at: int) -> None:
         """Load the page at an offset of the region into `_page`."""
         self._page_at = -2  # until the read succeeded: `_open` distinguishes its failure from that of a program
-        self.region.read(at, self._page)
+        try:
+            self.region.read(at, self._page)
+        except FlashFailed:
+            from .faults import is_unreadable
+
+            if not is_unreadable(self, at):
+                raise
         self._page_at = at
 
     def _look(self, sector: int, at: int) -> bool:

@@ -618,6 +618,7 @@ class Recovery:
             self._stage(j, n - _RECORD, sector, _STATE)
             for at in range(0, j._sector_bytes, _PAGE):
                 if not self._may_become(j, sector, at, n) or not is_blank(j._page, n, _PAGE):
+                    j.region.read(sector * j._sector_bytes + at, j._page)  # FlashFailed, if it can't be read
                     if self._magic:
                         raise StoreCorrupt("no sector of this journal can be read")
                     raise StoreForeign("sector %d, offset %d: not a journal, and not blank" % (sector, at))
