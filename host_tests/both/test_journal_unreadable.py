@@ -87,3 +87,27 @@ def test_device_that_cannot_be_read_at_all_for_a_while_loses_nothing():
     for mounted in (journal, Journal(region)):
         assert held_messages(mounted) == [(1, b"held")] and mounted.damaged == 0
         assert [message(mounted, n + 1) for n in range(12)] == [bytes([n]) * 200 for n in range(12)]
+
+
+@pytest.mark.req("S6")
+@pytest.mark.parametrize("flipped", (False, True))
+def test_damaged_header_of_the_oldest_sector_does_not_bring_older_ones_back(flipped):
+    """Otherwise the chain is the whole ring, and no sector is left to open."""
+    for sector in range(9):
+        region = UnreadableRegion(9, SECTOR)
+        journal = Journal(region)
+        for seq in range(1, 41):
+            journal.append(b"%03d" % seq * 60, 180)
+            if seq > 8:
+                journal.finish(seq - 8)
+        if flipped:
+            region.cells[sector * SECTOR + 20] ^= 1
+        else:
+            region.page = sector * SECTOR
+        journal = Journal(region)
+        assert not journal.worn, sector
+        for _ in range(100):
+            seq = journal.append(b"new" * 60, 180)
+            while journal.low < seq - 8:
+                journal.finish(journal.low)
+        assert journal.damaged <= 3 and message(journal, seq) == b"new" * 60

@@ -455,7 +455,9 @@ class Recovery:
                 if (before == _NONE and sector == head) or 0 < same == seq < j._seqs[sector]:
                     raise StoreCorrupt("sectors were moved")
                 end = j._sector_bytes
-                before = self._highest(j, min(seq, j._seqs[sector])) if j._first[sector] > j.floor else -1
+                # Nothing before the tail is needed; its header may be what is damaged.
+                needed = before != tail and j._first[sector] > j.floor
+                before = self._highest(j, min(seq, j._seqs[sector])) if needed else -1
                 if before < 0:
                     break
             j._after[before] = sector
