@@ -193,6 +193,32 @@ def test_incomplete_message_is_not_held_but_occupies_its_key():
     assert journal.held() == [7] and got == BODY[5:15]
 
 
+@pytest.mark.req("R2")
+@pytest.mark.parametrize("kind", ("journal", "ram"))
+def test_bytes_that_were_not_announced_are_refused(kind):
+    store = RamStore() if kind == "ram" else Journal(RamRegion(8))
+    store.append(content(1, 9), 9)
+
+    def refused(start, n):
+        with pytest.raises(UsageError):
+            store.hold_extend(BODY, start, n)
+
+    refused(0, 1)  # nothing was begun
+    store.hold_begin(7, 400)
+    refused(0, 401)
+    store.hold_extend(BODY, 0, 300)
+    for start, n in ((300, 101), (300, -1), (-1, 9), (len(BODY), 1), (len(BODY) - 50, 100)):
+        refused(start, n)
+    store.hold_extend(BODY, 300, 100)
+    assert held_messages(store) == [(7, BODY[:400])]
+    refused(400, 1)
+    store.hold_begin(8, 400)
+    store.hold_extend(BODY, 0, 300)
+    store.hold_abandon()
+    refused(300, 100)
+    assert held_messages(store) == [(7, BODY[:400])]
+
+
 @pytest.mark.req("S2", "S6")
 def test_incomplete_message_that_comes_again_after_a_clean_end_is_not_damaged():
     """A board that goes to sleep while a message arrives gets it again, with the same packet id."""

@@ -32,7 +32,7 @@ _IN_LIST = const(58)
 
 
 def _end_of(length: int, at: int) -> int:
-    """Return where a message would end that begins at this offset, or on the next page if it must."""
+    """Return where a message would end that begins at an offset, or on the next page."""
     while length > 0:
         n = min(length, _BODY_MAX)
         if (at & 255) + _RECORD + n > _PAGE:
@@ -60,8 +60,8 @@ class Held:
         self._buffer = bytearray(0)  # for messages carried into a new sector
         self._moved = array("i", self._places)  # the places as a new sector's header states them; valid when it is open
         self.rotating = False  # is a sector being opened for held messages only?
-        # A message that comes in pieces: its key (0: none), its length, how much of it is written, and the next piece.
-        self._begun = self._begun_length = self._begun_done = 0
+        # A message that comes in pieces: its key (0: none), its length, how much is to come, and the next piece.
+        self._begun = self._begun_length = self._begun_left = 0
         self._begun_piece = bytearray(0)
         self._begun_fill = 0
 
@@ -142,12 +142,16 @@ class Held:
         self._prepare(key, length)
         self._begun_piece = bytearray(_BODY_MAX)
         self._begun = key
-        self._begun_length = length
-        self._begun_done = self._begun_fill = 0
+        self._begun_length = self._begun_left = length
+        self._begun_fill = 0
 
     def hold_extend(self, buf: "bytes | bytearray | memoryview", start: int, n: int) -> None:
         """Add buf[start:start+n]; every 232 bytes are written as a record, and so is the rest."""
+        left = self._begun_left
+        if start < 0 or not 0 <= n <= min(left, len(buf) - start):
+            raise UsageError("%d bytes of %d" % (n, left))
         piece = self._begun_piece
+        length = self._begun_length
         while n:
             fill = self._begun_fill
             part = min(n, _BODY_MAX - fill)
@@ -155,24 +159,20 @@ class Held:
             start += part
             n -= part
             self._begun_fill = fill = fill + part
-            done = self._begun_done
-            left = self._begun_length - done - fill
-            if fill == _BODY_MAX or left <= 0:
-                self._write(self._begun, done, piece, 0, fill, self._begun_length)
-                self._begun_done = done + fill
+            self._begun_left = left = left - part
+            if fill == _BODY_MAX or not left:
+                self._write(self._begun, length - left - fill, piece, 0, fill, length)
                 self._begun_fill = 0
-                if left <= 0:
+                if not left:
                     self._begun = 0
 
     def hold_abandon(self) -> None:
         """Discard an incomplete message."""
         if self._begun:
             self.discard(self._begun)
-        self._begun = 0
+        self._begun = self._begun_left = 0
 
-    def _write(
-        self, key: int, done: int, buf: "bytes | bytearray | memoryview", start: int, n: int, length: int
-    ) -> None:
+    def _write(self, key: int, done: int, buf: "Any", start: int, n: int, length: int) -> None:
         """Write a piece. After the first one the message is listed, so that its sector stays on the chain."""
         journal = self._journal
         if not done and self.count == journal.hold_limit:  # the last place was taken after `hold_begin`
@@ -246,7 +246,7 @@ class Held:
         return False
 
     def needs(self, sector: int, carry: bool) -> bool:
-        """Return whether held messages prevent the reuse of a sector; otherwise, include its messages in `carried`."""
+        """Return whether held messages prevent the reuse of a sector; otherwise, add its messages to `carried`."""
         if not self.lies_in(sector):
             return False
         end = self.carried_end(sector, self.carried) if carry or self.rotating else 0
@@ -256,7 +256,7 @@ class Held:
         return False
 
     def carried_end(self, sector: int, at: int) -> "Any":
-        """Return where in a new sector the copies of a sector's messages would end; at: where they begin, 0: after the header."""
+        """Return where a sector's messages would end in a new sector; at: where they begin, 0: after the header."""
         at = at or _HEADER + 4 * min(self.count, _IN_HEADER)
         for i in range(self.count):
             if self._places[i] // self._journal._sector_bytes == sector:
@@ -311,8 +311,7 @@ class Held:
     def put_opening(self, target: "Any", at: int) -> int:
         """Write the held messages' part of a new sector, after the place of its header; return where it ends.
 
-        This copies the messages of the sectors that leave the chain, and writes lists of the places that the header has no room
-        for.
+        Copy the messages of the sectors that leave the chain, and list the places for which the header has no room.
         """
         journal = self._journal
         self.copies = 0
@@ -374,6 +373,6 @@ class Held:
             self._put_place(out, 72 + 4 * i, i)
         return n
 
-    def _put_place(self, buf: "bytes | bytearray | memoryview", at: int, i: int) -> None:
+    def _put_place(self, buf: "Any", at: int, i: int) -> None:
         size = self._journal._sector_bytes
         pack_into("<2H", buf, at, self._moved[i] // size, self._moved[i] % size // 4)

@@ -193,7 +193,10 @@ class RamStore:
 
     def hold_extend(self, buf: "bytes | bytearray | memoryview", start: int, n: int) -> None:
         """Add buf[start:start+n]; the message is held when it is complete."""
-        key, body = self._begun
+        key, body = self._begun or (0, b"")
+        left = len(body) - self._begun_done
+        if start < 0 or not 0 <= n <= min(left, len(buf) - start):
+            raise UsageError("%d bytes of %d" % (n, left))
         copy(body, self._begun_done, buf, start, n)
         self._begun_done += n
         if self._begun_done == len(body):
