@@ -206,6 +206,22 @@ def test_total_near_the_end_of_its_bytes_is_refused(at):
 
 
 @pytest.mark.req("S2", "S6")
+@pytest.mark.parametrize("at", (layout.H_DROPPED, layout.H_DAMAGED))
+def test_total_that_is_mounted_once_is_mounted_always(at):
+    """A mount continues from 2^30 - 1 at most, so that no journal reaches a number that is refused."""
+    cells = made()
+    for base in headers(cells):
+        put_header(cells, base, at, "<I", 0x7FFFFFFF)
+    for mounts in range(3):
+        journal = mount(cells)
+        totals = journal.dropped, journal.damaged
+        assert max(totals) == HIGH and min(totals) == 2 * mounts
+        journal.dropped += 2
+        journal.damaged += 2
+        journal.flush()
+
+
+@pytest.mark.req("S2", "S6")
 @pytest.mark.parametrize("more", (1, 2, 0x70000000))
 def test_boot_number_above_the_sector_sequence_is_refused(more):
     """Each mount takes a sector sequence. So what is mounted once does not reach the end of its bytes at a later mount."""

@@ -283,6 +283,9 @@ class Recovery:
         # Each mount takes a sector sequence.
         if not j.floor <= j.next_seq <= _SEQUENCE_LIMIT or (j.dropped | j.damaged) >> 31 or j.boot > j._ring_seq:
             raise StoreCorrupt("next message %d, boot %d: too high" % (j.next_seq, j.boot))
+        # The totals of this boot stay below 2^31.
+        j.dropped = min(j.dropped, _SEQUENCE_LIMIT)
+        j.damaged = min(j.damaged, _SEQUENCE_LIMIT)
         j._advance()
         j.fresh = j.next_seq == 1 and not self._places and is_blank(j.note, 0, 12)
         self._place_cursor(j)
