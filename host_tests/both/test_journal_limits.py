@@ -735,6 +735,28 @@ def test_journal_in_a_region_that_was_moved_is_refused(messages, moved):
     assert bytes(cells) == before
 
 
+@pytest.mark.req("S6")
+@pytest.mark.parametrize("policy", (REFUSE, DROP_OLDEST))
+def test_move_is_noticed_wherever_the_newest_sector_was(policy):
+    """Also if the sector before the newest one is outside the region now."""
+    for messages in range(30, 54, 3):
+        region = RamRegion(8, 1024)
+        journal = Journal(region, policy)
+        for seq in range(1, messages + 1):
+            journal.append(bytes(200), 200)
+            if policy == REFUSE and seq > 6:
+                journal.finish(seq - 6)
+        for moved in (-4, -3, -2, -1, 1, 2, 3, 4):
+            flash = bytearray(b"\xff" * 4096) + region.cells + bytearray(b"\xff" * 4096)
+            cells = flash[4096 + 1024 * moved : 12288 + 1024 * moved]
+            before = bytes(cells)
+            with pytest.raises(StoreCorrupt):
+                Journal(RamRegion(8, 1024, cells=cells))
+            assert bytes(cells) == before
+            journal = Journal.format(RamRegion(8, 1024, cells=cells))
+            assert journal.append(MESSAGE, 100) == 1
+
+
 @pytest.mark.req("W8")
 def test_append_after_the_last_sequence_number_raises():
     region = RamRegion(4)

@@ -182,6 +182,11 @@ class Recovery:
             elif _header_end(page) and max(seq, fields[7]) <= _SEQUENCE_LIMIT:
                 if fields[13] != self._sectors or fields[3] != j._shift:
                     raise StoreForeign("a journal of %d sectors of %d bytes" % (fields[13], 1 << fields[3]))
+                # Each header names the sector before its own, which is mostly the neighbour. The first one of a chain names itself.
+                if (0 < fields[17] == j._seqs[sector - 1] and fields[15] != sector - 1) or (
+                    fields[15] == _NONE and fields[14] != sector
+                ):
+                    raise StoreCorrupt("sectors were moved")
                 j._seqs[sector] = seq
                 j._first[sector] = fields[7]
                 self._continued[sector] = page[7] >> 7
@@ -454,8 +459,7 @@ class Recovery:
                 break
             before, end, seq = unpack_from("<2HI", self._links, 8 * sector)
             if before >= self._sectors or not 0 < j._seqs[before] == seq < j._seqs[sector]:
-                same = j._seqs[self._highest(j, seq + 1)]
-                if (before == _NONE and sector == head) or 0 < same == seq < j._seqs[sector]:
+                if 0 < seq < j._seqs[sector] and j._seqs[self._highest(j, seq + 1)] == seq:
                     raise StoreCorrupt("sectors were moved")
                 end = j._sector_bytes
                 # Nothing before the tail is needed; its header may be what is damaged.
@@ -640,6 +644,6 @@ class Recovery:
         j._page_at = -1
         try:
             self._read_headers(j)
-        except StoreForeign:
+        except (StoreForeign, StoreCorrupt):
             pass
         j._ring_seq = max(j._seqs) + 1
