@@ -24,8 +24,6 @@ NOWHERE = 0xFFFF
 WINDOW = 32
 MESSAGE, HELD, STATE, RELEASED, NOTE, LIST = 1, 2, 3, 4, 5, 6
 MOUNTED, CARRIED, LAST = 0x40, 0x40, 0x80
-CLEAN_END = STATE | LAST
-MOUNT = STATE | MOUNTED
 FIRST_MOUNT = HEADER + RECORD
 LISTED = 10_000  # messages, of up to 2^30 that an image can name
 
@@ -110,7 +108,7 @@ def read_header(number: int, content: bytes, sectors: int) -> Header | None:
     u32 = [_number(content, at) for at in range(8, 48, 4)]
     sequence, low, finished, marked, first, floor, dropped, damaged, boot, _erases = u32
     u16 = [_number(content, at, 2) for at in (50, 52, 54)]
-    if sequence >= 1 << 30 or first >= 1 << 30:
+    if sequence >= (1 << 30) - 1 or first >= 1 << 30:
         return None  # [Damage, Refusals]
     if 1 << content[6] != len(content) or _number(content, 48, 2) != sectors:
         raise Refused("StoreForeign")
@@ -143,7 +141,12 @@ class Record:
     @property
     def carried(self) -> bool:
         """Whether an opening wrote it before its header was there."""
-        return self.type in (MESSAGE, HELD, LIST) and self.kind & CARRIED > 0
+        return self.type != STATE and self.kind & CARRIED > 0
+
+    @property
+    def mounts(self) -> bool:
+        """Whether a mount continued here after a clean end."""
+        return self.whole and self.type == STATE and self.kind & MOUNTED > 0
 
 
 def _record_at(number: int, content: bytes, at: int, seed: int) -> tuple[Record, int]:
@@ -166,8 +169,13 @@ def _record_at(number: int, content: bytes, at: int, seed: int) -> tuple[Record,
     return record, page_end
 
 
-def read_records(number: int, content: bytes, seed: int, start: int, limit: int) -> list[Record]:
-    """Return the records below `limit` in order; those that were damaged stand there as not whole [Damage]."""
+def read_records(
+    number: int, content: bytes, seed: int, start: int, limit: int, *, ended: bool = False
+) -> list[Record]:
+    """Return the records below `limit` in order; those that were damaged stand there as not whole [Damage].
+
+    ended: the next header says that records end at `limit`.
+    """
     found: list[Record] = []
     at = start
     whole = 0  # how many of `found` go up to the last that is whole
@@ -185,7 +193,7 @@ def read_records(number: int, content: bytes, seed: int, start: int, limit: int)
         found.append(record)
         if record.whole:
             whole = len(found)
-    return found[:whole]
+    return found if ended else found[:whole]
 
 
 @dataclass
@@ -240,11 +248,17 @@ class _Reading:
         for header in found:
             if header and header.sequence not in [other.sequence for other in self.headers]:
                 self.headers.append(header)
+            if header and header.previous == NOWHERE and header.tail != header.sector:
+                raise Refused("StoreCorrupt")  # sectors were moved [Damage, Refusals]
+        for left, right in zip(self.headers, self.headers[1:], strict=False):
+            neighbours = right.sector == left.sector + 1
+            if neighbours and 0 < right.previous_sequence == left.sequence and right.previous != left.sector:
+                raise Refused("StoreCorrupt")
         self.state = State()
 
-    def records(self, header: Header, limit: int) -> list[Record]:
+    def records(self, header: Header, limit: int, start: int = 0, *, ended: bool = False) -> list[Record]:
         content = self.contents[header.sector]
-        return read_records(header.sector, content, header.sequence, header.end, limit)
+        return read_records(header.sector, content, header.sequence, start or header.end, limit, ended=ended)
 
     def counts(self, header: Header) -> bool:
         """Whether the records make a sector count [Commit rule]."""
@@ -257,30 +271,32 @@ class _Reading:
     def head(self) -> Header | None:
         """The counting sector with the highest sequence [Commit rule]."""
         counting = [header for header in self.headers if self.counts(header)]
-        counting.sort(key=lambda header: header.sequence)
-        while len(counting) > 1:
-            below = counting[-2]
-            mounts = sum(r.whole and r.kind == MOUNT for r in self.records(below, self.size))
-            if counting[-1].sequence > below.sequence + 64 * mounts:
-                break
-            counting.pop()  # void [Recovery 4]
-        return counting[-1] if counting else None
+        counting.sort(key=lambda header: header.sequence, reverse=True)
+        head = counting[0] if counting else None
+        for older in counting[1:5]:
+            if head and head.sequence <= self.void_to(older):
+                head = older  # void [Recovery 4]
+        return head
+
+    def void_to(self, header: Header) -> int:
+        """The highest sequence that a sector's mount records make void [Recovery 4]."""
+        return header.sequence + 64 * sum(record.mounts for record in self.records(header, self.size))
 
     def newest(self, head: Header) -> list[Record]:
-        """Records of a sector that is newer than the head, and whose header was damaged [Damage]."""
+        """Records of a sector that is newer than the head, and whose header was damaged, or which does not count [Damage]."""
         best: list[Record] = []
         for number, content in enumerate(self.contents):
-            if number == head.sector or any(header.sector == number for header in self.headers):
-                continue
-            for seed in {_number(content, 8), head.sequence + 1}:
-                if seed <= head.sequence or seed >= 1 << 30:
+            if any(h.sector == number and h.sequence <= head.sequence for h in self.headers):
+                continue  # not newer
+            for seed in {_number(content, 8), head.sequence + 1, self.void_to(head) + 1}:
+                if seed <= head.sequence or seed >= (1 << 30) - 1:
                     continue
                 starts = [HEADER + 4 * (content[7] & 0x3F), *range(HEADER, PAGE - RECORD + 1, 4), PAGE]
                 for start in starts:
                     if start + RECORD <= PAGE and not _record_at(number, content, start, seed)[0].whole:
                         continue
                     records = read_records(number, content, seed, start, self.size)
-                    if any(record.whole and not record.carried for record in records):
+                    if sum(record.whole and not record.carried for record in records) > 1:
                         best = records
                         break
         return best
@@ -288,8 +304,6 @@ class _Reading:
     def chain(self, head: Header) -> Iterator[tuple[Header | Gap, int]]:
         """The sectors from the head to the tail, and where each one's records end [Sectors and chain]."""
         at, limit, torn_apart = head, self.size, False
-        if head.previous == NOWHERE and head.tail != head.sector:
-            raise Refused("StoreCorrupt")
         while True:
             yield at, limit
             if at.sector == head.tail or at.previous == NOWHERE or (torn_apart and at.first <= head.floor):
@@ -308,6 +322,17 @@ class _Reading:
                     return
             at = found[-1]
 
+    def events(self, chain: list[tuple[Header | Gap, int]], start: int = 0) -> list[Record | Gap]:
+        """The records of the sectors of a chain in order, those of the first one from an offset on."""
+        events: list[Record | Gap] = []
+        for n, (at, limit) in enumerate(chain):
+            if isinstance(at, Gap):
+                events.append(at)
+            else:
+                ended = n + 1 < len(chain) and not isinstance(chain[n + 1][0], Gap)
+                events += self.records(at, limit, 0 if n else start, ended=ended)
+        return events
+
     def bodies(self, events: list[Record | Gap]) -> tuple[dict[int, bytes], dict[tuple[int, int], tuple[int, bytes]]]:
         """Put pieces together; return messages by sequence, held ones by the place of their first piece.
 
@@ -315,13 +340,14 @@ class _Reading:
         it anew, and pieces of two messages must not be joined.
         """
         messages: dict[int, bytes] = {}
+        top = 0  # the highest sequence that was complete: no later record has a message up to it [Record]
         held: dict[tuple[int, int], tuple[int, bytes]] = {}
         begun: dict[tuple[int, int], tuple[tuple[int, int], list[bytes]]] = {}
         for event in events:
             if isinstance(event, Gap) or not event.whole:
                 begun.clear()
                 continue
-            if event.type == MESSAGE:
+            if event.type == MESSAGE and event.sequence > top:
                 name, piece = (0, event.sequence), event.key
             elif event.type == HELD:
                 name, piece = (event.key, 0), event.sequence
@@ -341,6 +367,7 @@ class _Reading:
                 begun.pop(name, None)
                 if event.type == MESSAGE:
                     messages[event.sequence] = b"".join(pieces)
+                    top = event.sequence
                 else:
                     held[first] = (event.key, b"".join(pieces))
         return messages, held
@@ -352,21 +379,17 @@ class _Reading:
             if _begins_anew(self.contents):
                 return state
             raise Refused(_refusal(self.contents))
-        events: list[Record | Gap] = []
-        for at, limit in self.chain(head):
-            if isinstance(at, Gap):
-                events.insert(0, at)
-            else:
-                state.chain.insert(0, at.sector)
-                events[:0] = self.records(at, limit)
+        chain = list(self.chain(head))[::-1]
+        state.chain = [at.sector for at, _ in chain if isinstance(at, Header)]
+        events = self.events(chain)
         records = self.records(head, self.size)
         newest = self.newest(head)
         state.hurt = bool(newest) or any(isinstance(event, Gap) or not event.whole for event in events)
         bodies, held_bodies = self.bodies(events)
         state.head = head.sector
         self.replay(head, records, newest)
-        state.held = self.held(head, records, newest, held_bodies)
-        state.clean = not newest and records[-1].kind == CLEAN_END
+        state.held = self.held(chain, head, records, newest, held_bodies)
+        state.clean = not newest and records[-1].type == STATE and records[-1].kind & LAST > 0
         self.settle(bodies)
         return state
 
@@ -382,7 +405,8 @@ class _Reading:
                 continue
             low, finished, marked = record.low, record.finished, record.marked
             if record.type == MESSAGE:
-                next_seq = max(next_seq, record.sequence + record.kind // LAST)
+                if record.kind & LAST or record.sector != head.sector:
+                    next_seq = max(next_seq, record.sequence + record.kind // LAST)
             elif record.type != HELD:
                 next_seq = max(next_seq, record.sequence)
             if record.type == NOTE and len(record.body) == 12:
@@ -390,7 +414,7 @@ class _Reading:
             if record.type == STATE and record.sector == head.sector:
                 if len(record.body) == 8:
                     state.dropped, state.damaged = _number(record.body, 0), _number(record.body, 4)
-                state.boot += record.kind & MOUNTED > 0
+                state.boot += record.mounts
         state.low, state.finished, state.marked = low, _bitmap(finished, low), _bitmap(marked, low)
         state.next_seq = max(next_seq, low, *(sequence + 1 for sequence in state.finished | state.marked))
         # Refusals.
@@ -401,9 +425,11 @@ class _Reading:
             or head.boot > head.sequence
         ):
             raise Refused("StoreCorrupt")
+        state.dropped, state.damaged = min(state.dropped, (1 << 30) - 1), min(state.damaged, (1 << 30) - 1)
 
     def held(
         self,
+        chain: list[tuple[Header | Gap, int]],
         head: Header,
         records: list[Record],
         newest: list[Record],
@@ -415,7 +441,19 @@ class _Reading:
             if record.whole and record.type == LIST:
                 body = record.body
                 places += [(_number(body, at, 2), 4 * _number(body, at + 2, 2)) for at in range(0, len(body), 4)]
-        held = {bodies[place][0]: bodies[place][1] for place in places if place in bodies}
+        held = {}
+        for sector, offset in places:
+            # A place is read even if damage or a longer record hides it from a reader that comes from before.
+            for n, (at, _) in enumerate(chain):
+                if (
+                    isinstance(at, Header)
+                    and at.sector == sector
+                    and offset % PAGE + RECORD <= PAGE
+                    and offset < self.size
+                ):
+                    found = self.bodies(self.events(chain[n:], offset))[1].get((sector, offset))
+                    if found:
+                        held[found[0]] = found[1]
         for record in records + newest:
             place = (record.sector, record.offset)
             if record.whole and record.type == RELEASED:

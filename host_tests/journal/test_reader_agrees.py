@@ -4,16 +4,18 @@ import random
 
 import pytest
 
-from flashmqtt.errors import StoreFull
+from flashmqtt.errors import StoreCorrupt, StoreError, StoreFull
 from flashmqtt.flash.block import BlockRegion
 from flashmqtt.flash.ram import RamRegion
 from flashmqtt.journal.journal import DROP_NEWEST, DROP_OLDEST, REFUSE, Journal
-from host_tests.journal.reader import read
-from tools.flashsim.nor import NorFlash, PowerCut
+from host_tests.both.test_journal_crafted import craft, made
+from host_tests.journal.reader import Refused, read
+from tools.flashsim.nor import NorFlash, PowerCut, Random
 
 LIVES = 50
 IMAGES = 20  # of each life
 STEPS = 50  # between two of them, at most
+CRAFTED = 1500
 WINDOW = 32
 
 
@@ -221,3 +223,55 @@ def test_reader_and_library_agree_on_images_of_random_runs(number):
         compare_readers(life.image(), life.region.sector_bytes, life.policy)
         if cut:
             life.power_on()
+
+
+def crafted_by_library(cells):
+    """What the library says about an image with any content: the name of an error, or what is in it."""
+    try:
+        journal = Journal(RamRegion(len(cells) // 1024, 1024, 1, bytearray(cells)))
+    except StoreError as error:
+        return type(error).__name__
+    window = range(journal.low, min(journal.next_seq, journal.low + WINDOW))
+    finished = {sequence for sequence in window if journal.is_finished(sequence)}
+    marked = {sequence for sequence in window if journal.is_marked(sequence)} - finished
+    held = {}
+    for key in journal.held():
+        held[key] = bytearray(journal.held_length(key))
+        journal.read_held(key, 0, held[key], 0, len(held[key]))
+    messages = {}
+    numbers = journal.low, journal.next_seq, journal.boot, bytes(journal.note), journal.dropped
+    for _ in range(50):  # there may be a million, all but some of them lost
+        sequence = journal.low
+        if sequence < journal.next_seq:
+            body = bytearray(journal.length(sequence))
+            try:
+                journal.read(sequence, 0, body, 0, len(body))
+            except StoreCorrupt:
+                body = b""
+            if body:
+                messages[sequence] = bytes(body)
+            journal.finish(sequence)
+    return numbers, finished, marked, held, messages
+
+
+def crafted_by_reader(cells):
+    try:
+        state = read(cells, 1024)
+    except Refused as refused:
+        return str(refused)
+    messages = {sequence: body for sequence, body in state.messages.items() if body}
+    numbers = state.low, state.next_seq, state.boot + 1, state.note, state.dropped
+    return numbers, state.finished, state.marked - state.finished, dict(state.held), messages
+
+
+@pytest.mark.req("S2", "S6")
+def test_reader_and_library_agree_on_images_with_impossible_content():
+    rng = Random(7)
+    images = (made(5), made(6), made(9))
+    refused = 0
+    for number in range(CRAFTED):
+        cells = craft(rng, images)
+        told = crafted_by_library(cells)
+        assert told == crafted_by_reader(bytes(cells)), number
+        refused += isinstance(told, str)
+    assert 0 < refused < CRAFTED // 4

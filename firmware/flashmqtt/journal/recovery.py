@@ -182,7 +182,7 @@ class Recovery:
             elif _header_end(page) and max(seq, fields[7]) <= _SEQUENCE_LIMIT:
                 if fields[13] != self._sectors or fields[3] != j._shift:
                     raise StoreForeign("a journal of %d sectors of %d bytes" % (fields[13], 1 << fields[3]))
-                # Each header names the sector before its own, which is mostly the neighbour. The first one of a chain names itself.
+                # A header names the sector before its own, mostly its neighbour. The first one of a chain names itself.
                 if (0 < fields[17] == j._seqs[sector - 1] and fields[15] != sector - 1) or (
                     fields[15] == _NONE and fields[14] != sector
                 ):
@@ -484,7 +484,7 @@ class Recovery:
             if j._use[sector] or j._seqs[sector] or self._shown[sector] < 0:
                 continue  # no header was ever written there
             for seq in self._shown[sector], j._seqs[head] + 1, j._ring_seq + 1:
-                if not j._seqs[head] < seq <= 0x3FFFFFFF:
+                if not j._seqs[head] < seq < 0x3FFFFFFF:
                     continue
                 j._seqs[sector] = seq
                 at = _HEADER
