@@ -4,8 +4,10 @@ import pytest
 
 from failing import UnreadableRegion
 from flashmqtt.errors import FlashFailed, StoreCorrupt
+from flashmqtt.flash.block import BlockRegion
 from flashmqtt.journal.journal import Journal
 from stored import held_messages, message
+from tools.flashsim.nor import NorFlash
 
 SECTOR = 1024
 
@@ -111,3 +113,42 @@ def test_damaged_header_of_the_oldest_sector_does_not_bring_older_ones_back(flip
             while journal.low < seq - 8:
                 journal.finish(journal.low)
         assert journal.damaged <= 3 and message(journal, seq) == b"new" * 60
+
+
+class UnreadableFlash(NorFlash):
+    """A device that raises OSError for reads of the page at `page`, or returns the error's number."""
+
+    page = -1
+    returns = False
+
+    def readblocks(self, n, buf, off=0):
+        """Fill buf."""
+        at = n * 4096 + off
+        if 0 <= self.page < at + len(buf) and at < self.page + 256:
+            if self.returns:
+                return 5
+            raise OSError(5)
+        return super().readblocks(n, buf, off)
+
+
+@pytest.mark.req("S6")
+@pytest.mark.parametrize("returns", (False, True))
+def test_page_of_a_device_that_reports_an_error_costs_only_what_is_on_it(returns):
+    for page in (0, 256, 4096, 4096 + 512, 7 * 4096):
+        flash = UnreadableFlash(8 * 4096)
+        flash.returns = returns
+        region = BlockRegion(flash)
+        journal = Journal(region)
+        journal.hold(9, b"held" * 50, 200)  # on the second page
+        for seq in range(1, 301):
+            if seq == 41:
+                flash.page = page
+            if seq in (45, 145):
+                journal = Journal(region)
+            assert journal.append(b"%03d" % seq * 60, 180) == seq
+            if seq > 20:
+                journal.finish(journal.low)
+        assert not journal.worn and journal.damaged <= 15
+        assert [message(journal, seq) for seq in (299, 300)] == [b"%03d" % seq * 60 for seq in (299, 300)]
+        assert held_messages(journal) == ([] if page < 512 else [(9, b"held" * 50)])
+    assert not flash.violations
