@@ -193,6 +193,7 @@ class RamStore:
 
     def hold_extend(self, buf: "bytes | bytearray | memoryview", start: int, n: int) -> None:
         """Add buf[start:start+n]; the message is held when it is complete."""
+        body: "Any"
         key, body = self._begun or (0, b"")
         left = len(body) - self._begun_done
         if start < 0 or not 0 <= n <= min(left, len(buf) - start):
