@@ -1,11 +1,11 @@
 """Mounting: recovers a journal after a power cut. FORMAT.md, "Recovery", "First mount" and "Damage".
 
-The idea: the newest valid sector (a sector that "counts") has the whole state except the messages' bodies. Its header and its
-last record are programmed again with the same bytes, so that a marginal cell can't read differently the next time. Then the next
-sector is opened or, after a clean end, a mount record is written. Until that record is complete, nothing depends on the recovered
-state. If the newest sector has few messages, the next one takes them along, so that many power cuts don't fill the ring.
+The newest valid sector (a sector that "counts") has the whole state except the messages' bodies. Its header and its last record
+are programmed again with the same bytes, so that a marginal cell can't read differently the next time. Then the next sector is
+opened or, after a clean end, a mount record is written. Until then, nothing depends on the recovered state. If the newest sector
+has few messages, the next one takes them along, so that many power cuts don't fill the ring.
 
-Recovery runs once per boot, and its module does not stay in memory. It does not search the bodies; `journal` does that later.
+Recovery does not search the bodies; `journal` does that later.
 """
 
 import sys
@@ -68,9 +68,8 @@ def mount(j: "Any", region: "Any", policy: int, wipe: bool, feed: "Callable[[], 
     j.next_seq = j.low = j.floor = j.boot = 1
     j.dropped = j.damaged = 0
     j.note = bytearray(b"\xff" * 12)
-    j._state = bytearray(
-        20
-    )  # low, finished and marked, in the layout of every record; dropped and damaged to be written
+    # low, finished and marked, as in every record; dropped and damaged to be written
+    j._state = bytearray(20)
     j._state[0] = 1
     j._unsynced = j._unflushed = False  # are there changes for `sync`, for `flush`?
     j._busy = 0  # 1 during a write, _AFTER_CLOSE after `close`
@@ -133,7 +132,7 @@ class Recovery:
         self._links = bytearray(8 * n)  # from each header: the previous sector's number, end and sequence
         self._continued = bytearray(n)
         self._shown = [-1] * n  # the sequence in a header, whole or damaged; -1: blank
-        # The head's header and last whole record as read once: after a power cut, a marginal cell may read differently each time.
+        # The head's header and last whole record, as read once: a marginal cell may read differently each time.
         self._header = bytearray(_PAGE)
         self._last = bytearray(_PAGE)
         self._last_at = self._end = 0
@@ -182,7 +181,7 @@ class Recovery:
             elif _header_end(page) and max(seq, fields[7]) <= _SEQUENCE_LIMIT:
                 if fields[13] != self._sectors or fields[3] != j._shift:
                     raise StoreForeign("a journal of %d sectors of %d bytes" % (fields[13], 1 << fields[3]))
-                # A header names the sector before its own, mostly its neighbour. The first one of a chain names itself.
+                # Nearly always, the sector before is the neighbour.
                 if (0 < fields[17] == j._seqs[sector - 1] and fields[15] != sector - 1) or (
                     fields[15] == _NONE and fields[14] != sector
                 ):
@@ -234,9 +233,8 @@ class Recovery:
     def _scan(self, j: "Any", sector: int, at: int) -> int:
         """Read the records of a sector; return how many make it count: those that were written after the header.
 
-        Count its mount records. If `at` is not 0, keep the last record. After an opening that was cut, the sector's erase may
-        have been cut, too: then the messages that it carried are marginal. If one is gone, the sector does not count (its opening
-        states how many there were). Otherwise they are programmed again, as `_confirm` does with the last record.
+        Count its mount records. If `at` is not 0, keep the last record. If only its opening makes the sector count, its erase may
+        have been cut, so what it carried may be marginal: if a record is gone, it does not count; otherwise, program them again.
         """
         keep = at
         counts = carried = self._mounts = self._clean = 0
@@ -280,7 +278,7 @@ class Recovery:
         self._list_held(j)
         j.low = unpack_from("<I", j._state)[0]
         j.next_seq = max(j.next_seq, j.low)
-        # A message that is finished or marked was stored, even if its record is damaged and no later one states the sequence.
+        # A message that is finished or marked was stored, even if its record is damaged.
         for seq in range(j.low, j.low + _WINDOW):
             i = 4 + (seq >> 3 & 3)
             if (j._state[i] | j._state[i + 4]) & 1 << (seq & 7):
@@ -297,11 +295,9 @@ class Recovery:
         if clean and self._mount_behind(j):
             return
         j.boot += 1
-        # A mount record that a power cut interrupted may read as whole later. So the new sector's sequence must be above all
-        # sequences that this record would make void.
+        # A mount record that was cut may read as whole later. It must not make the new sector void.
         j._ring_seq = max(j._ring_seq, self._void_to)
-        # The new sector repeats the recovered state before anything depends on that state. If the head's messages fit into half
-        # of it, they move there, and the head leaves the chain.
+        # The new sector repeats the recovered state. If the head's messages fit into half of it, the head leaves the chain.
         self._top = top = j.next_seq
         j.next_seq = max(j._first[head], j.low, j.floor)  # what the new header states as `first`
         carries: "Any" = self
@@ -407,7 +403,7 @@ class Recovery:
                 elif head and n == 8:
                     j.dropped, j.damaged = unpack_from("<2I", page, body)
 
-    def _take_places(self, j: "Any", page: "bytes | bytearray | memoryview", at: int, n: int) -> None:
+    def _take_places(self, j: "Any", page: "Any", at: int, n: int) -> None:
         """Add the held messages that a header or a list names."""
         parts = unpack_from("<%dH" % (2 * n), page, at)
         for i in range(0, 2 * n, 2):
@@ -426,10 +422,7 @@ class Recovery:
                 j.damaged += 1
 
     def _confirm(self, j: "Any", head: int) -> bool:
-        """Program the header and the last whole record again, with bytes whose CRC was right, so that they read reliably.
-
-        Return False if the sector does not count in this reading.
-        """
+        """Program the header and the last whole record again; return False if the sector does not count in this reading."""
         page = self._header
         j.region.read(head * j._sector_bytes, page)
         n = _header_end(page)
@@ -462,7 +455,7 @@ class Recovery:
                 if 0 < seq < j._seqs[sector] and j._seqs[self._highest(j, seq + 1)] == seq:
                     raise StoreCorrupt("sectors were moved")
                 end = j._sector_bytes
-                # Nothing before the tail is needed; its header may be what is damaged.
+                # The tail's own header may be damaged.
                 needed = before != tail and j._first[sector] > j.floor
                 before = self._highest(j, min(seq, j._seqs[sector])) if needed else -1
                 if before < 0:
@@ -476,7 +469,7 @@ class Recovery:
         j._free -= j._chain
 
     def _rescue(self, j: "Any", head: int) -> None:
-        """Use the records of a sector newer than the head whose header is damaged: they have the last sequences.
+        """Use the records of a newer sector whose header is damaged: they have the last sequences.
 
         An interrupted opening leaves one record at most, so the sector must have two.
         """
@@ -488,7 +481,7 @@ class Recovery:
                     continue
                 j._seqs[sector] = seq
                 at = _HEADER
-                # Search the first record: the header's length may be damaged, too.
+                # The header's length may be damaged, too.
                 while at < _PAGE and not j._look(sector, at):
                     at += 4
                 if self._scan(j, sector, at) > 1:
@@ -596,7 +589,7 @@ class Recovery:
     # --- an empty region ---
 
     def _begin(self, j: "Any") -> None:
-        """Write the first header and record: always the same bytes, so that an interrupted attempt can be repeated."""
+        """Write the first header and record: always the same bytes, so that this can be repeated."""
         for sector in range(self._sectors):
             if j._use[sector]:
                 continue
