@@ -85,20 +85,18 @@ def is_unreadable(journal: "Any", at: int) -> bool:
 
     Any other error may be over at the next call, and must not cost a message.
     """
+    read = journal.region.read
+    page = journal._page
     failed = 0
     for sector in range(journal.region.sectors):
-        if failed < 3 and _reads(journal, sector * journal._sector_bytes):
-            if _reads(journal, at):
-                return False
-            failed += 1
+        try:
+            read(sector * journal._sector_bytes, page)
+            failed += 1  # unless the next read succeeds
+            read(at, page)
+            return False
+        except FlashFailed:
+            if failed == 3:
+                break
     # No header and no record, but like a damaged one with a key: nobody knows whether a held message was there.
-    raw_fill(journal._page, _PAGE, 0xC0, 0)
+    raw_fill(page, _PAGE, 0xC0, 0)
     return failed > 0
-
-
-def _reads(journal: "Any", at: int) -> bool:
-    try:
-        journal.region.read(at, journal._page)
-        return True
-    except FlashFailed:
-        return False

@@ -96,6 +96,7 @@ class Journal:
         UsageError: a journal can't be on such a region; or no such policy.
         StoreForeign: encrypted flash, other data, or a journal of another size or version.
         StoreCorrupt: a journal without a readable sector, or whose sectors were moved. StoreWorn: no sector can be erased.
+        FlashFailed: a read failed that may succeed the next time; any call raises it. A page that stays unreadable is damaged.
     """
 
     if TYPE_CHECKING:  # `recovery.mount` makes these attributes and says what they are
@@ -375,6 +376,7 @@ class Journal:
             """Add the next piece, buf[start:start+n]; when the message is complete, it is held and durable.
 
             Raises:
+                UsageError: no message was begun, the piece is longer than the rest of the message, or buf has no such bytes.
                 StoreFull: outgoing messages took the room meanwhile. StoreWorn.
             """
 
