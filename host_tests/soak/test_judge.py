@@ -64,6 +64,44 @@ def test_board_is_judged_over_all_its_boots():
     assert not only(boots, ["board-1"]).flat
 
 
+def boots_of_a_board(rng, extra=lambda boot, at_s: 0.0):
+    """Return the samples of 40 boots as boards report them: the first of each before all modules are loaded."""
+    samples, at_s = [], 0.0
+    for boot in range(1, 41):
+        for number in range(rng.choice((1, 2, 4, 8, 12, 20, 40))):
+            at_s += 5.2
+            held = 151_040 if number == 0 else 155_488 + rng.choice((0, 0, 0, 32, 64))
+            samples.append(Sample(at_s, "board-1", boot, held + extra(boot, 5.2 * number)))
+    return samples
+
+
+@pytest.mark.parametrize("late", [(40,), (38, 39, 40), (33, 35, 36, 38, 40), tuple(range(30, 41))])
+@pytest.mark.parametrize("from_s", [0, 20], ids=["at the start", "later"])
+def test_module_that_only_late_boots_load_is_no_growth(late, from_s):
+    for seed in range(20):
+        found = only(
+            boots_of_a_board(random.Random(seed), lambda boot, at_s: 1920.0 * (boot in late and at_s >= from_s)),
+            ["board-1"],
+        )
+        assert found.is_conclusive and found.flat, str(found)
+
+
+def test_leak_inside_the_boots_of_a_board_is_found():
+    for seed in range(20):
+        samples = boots_of_a_board(random.Random(seed), lambda _, at_s: 90.0 * (at_s // 7))
+        assert not only(samples, ["board-1"]).flat
+
+
+def test_heap_that_grows_with_each_boot_is_found():
+    for seed in range(20):
+        samples = boots_of_a_board(
+            random.Random(seed), lambda boot, _: 40.0 * boot + 1920.0 * (boot in (5, 9, 21, 28, 37))
+        )
+        found = only(samples, ["board-1"])
+        assert not found.flat
+        assert "from the earlier to the later of 40 boots" in str(found)
+
+
 def test_leak_of_90_bytes_per_reconnect_is_found():
     # A leak that the soak found in 2026: 90 bytes every seven seconds.
     heap = [Sample(5.0 * n, "board-1", 1, 160_000 + 90 * (5 * n // 7)) for n in range(SEVERAL)]

@@ -4,10 +4,13 @@
 the standard deviation of the samples around it. Memory is flat if it grows by at most FLAT_ERRORS standard errors of the growth,
 or by at most a negligible amount: BOARD_BYTES of a board's heap (at one moment it holds a message or a packet more than at
 another), HOST_SHARE of what a program of the host holds.
-A board's life is the whole soak here: its flash outlives its boots, and the heap must be the same after each of them. Its largest
-step that lasts is not counted: a module that is loaded on demand, once in a boot, takes 2 to 4 KB. The life of
-a program of the host is the longest time between two kills, and must take at least PROGRAM_S: while a program warms up, its
-allocator takes memory in steps of megabytes, and in one minute such a step looks like growth.
+The life of a board is a boot, that of a program of the host the time between two kills; the longest one is judged. Of a board,
+the largest step that lasts is not counted: a module that is loaded on demand, once in a boot, takes 2 to 4 KB. Of a program, the
+life must take at least PROGRAM_S: while a program warms up, its allocator takes memory in steps of megabytes, and in one minute
+such a step looks like growth.
+Boots are compared by the least sample of each, because some load a module that others do not. A board's flash outlives its boots:
+what grows in it must not take more heap at each start. So the least of the later half of all boots must not be above the
+least of the earlier half. About one boot in five loads a module: fewer than FEWEST_BOOTS could all have done so by chance.
 
 **Wear.** Wear is even if the sectors with the most and the fewest erases differ by one erase, as in a ring. A power cut adds to
 that: recovery erases the sector again that was erased ahead, because a sector that only looks blank can't be trusted. Which
@@ -38,23 +41,25 @@ FLAT_ERRORS = 4.0
 BOARD_BYTES = 512
 HOST_SHARE = 0.03
 FEWEST_SAMPLES = 8
+FEWEST_BOOTS = 6
 PROGRAM_S = 120.0
 CHANCE = 4.0
 
 
 @dataclass(frozen=True)
 class Trend:
-    """The trend of one subject's memory in the second half of a life.
+    """The trend of one subject's memory in the second half of a life, or from boot to boot.
 
     Attributes:
         subject: a board's id or a program's name.
-        samples: how many the line was fitted through.
+        samples: how many the line was fitted through, or the boots.
         seconds: from the first to the last.
         level: mean bytes.
-        growth: bytes, over these seconds, along the line.
+        growth: bytes, over these seconds, along the line; or the least of the later boots less the least of the earlier ones.
         noise: standard deviation around the line, in bytes.
         bound: the growth that is allowed.
         least_s: the shortest time that allows a verdict.
+        boots: whether boots are compared.
     """
 
     subject: str
@@ -65,6 +70,7 @@ class Trend:
     noise: float
     bound: float
     least_s: float = 0.0
+    boots: bool = False
 
     @property
     def is_conclusive(self) -> bool:
@@ -80,8 +86,13 @@ class Trend:
         text = f"{self.subject:10} {self.level / 1024:8,.0f} KB"
         if not self.is_conclusive:
             return f"{text}, too few samples, or too short a life, to tell whether it grows"
+        when = (
+            f"from the earlier to the later of {self.samples} boots"
+            if self.boots
+            else f"in the last {self.seconds:,.0f} s"
+        )
         return (
-            f"{text}, {self.growth:+,.0f} B in the last {self.seconds:,.0f} s (noise {self.noise:,.0f} B, bound "
+            f"{text}, {self.growth:+,.0f} B {when} (noise {self.noise:,.0f} B, bound "
             f"{self.bound:,.0f} B){'' if self.flat else '  NOT FLAT'}"
         )
 
@@ -112,20 +123,32 @@ def without_largest_step(values: list[float]) -> list[float]:
     return values[:at] + [value - height for value in values[at:]]
 
 
+def from_boot_to_boot(subject: str, boots: list[list[Sample]]) -> Trend:
+    """Compare the least heap of a board's later boots with that of its earlier ones."""
+    least = [min(one.held for one in boot) for boot in boots]
+    half = len(least) // 2
+    growth = min(least[half:]) - min(least[:half])
+    seconds = boots[-1][-1].at_s - boots[0][0].at_s
+    mean, noise = float(np.mean(least)), float(np.std(least))
+    return Trend(subject, len(least), seconds, mean, growth, noise, BOARD_BYTES, boots=True)
+
+
 def memory(samples: list[Sample], boards: set[str]) -> list[Trend]:
-    """Return the trend of each subject's memory."""
+    """Return the trend of each subject's memory; of a board, the worse of its longest boot's and from boot to boot."""
     lives: dict[str, dict[int, list[Sample]]] = defaultdict(lambda: defaultdict(list))
     for sample in samples:
-        lives[sample.subject][0 if sample.subject in boards else sample.life].append(sample)
+        lives[sample.subject][sample.life].append(sample)
     found = []
     for subject, its in sorted(lives.items()):
         longest = max(its.values(), key=lambda life: life[-1].at_s - life[0].at_s)
-        values = [one.held for one in longest]
-        if subject in boards:
-            values = without_largest_step(values)
-        nothing = BOARD_BYTES if subject in boards else HOST_SHARE * float(np.mean(values))
-        least_s = 0.0 if subject in boards else PROGRAM_S
-        found.append(trend(subject, [one.at_s for one in longest], values, nothing, least_s))
+        at_s, values = [one.at_s for one in longest], [one.held for one in longest]
+        if subject not in boards:
+            found.append(trend(subject, at_s, values, HOST_SHARE * float(np.mean(values)), PROGRAM_S))
+            continue
+        trends = [trend(subject, at_s, without_largest_step(values), BOARD_BYTES)]
+        if len(its) >= 2 * FEWEST_BOOTS:
+            trends.append(from_boot_to_boot(subject, list(its.values())))
+        found.append(max(trends, key=lambda one: one.growth / one.bound if one.is_conclusive else -math.inf))
     return found
 
 
