@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from host_tests.waiting import until
+from tools.pipeline import run
 
 STARTS_A_JVM = """
 import socket
@@ -24,7 +25,10 @@ from tools.pipeline import session
 
 def start_only_the_jvm(builder):
     SparkContext._ensure_initialized()
-    return SimpleNamespace(sparkContext=SimpleNamespace(master="local[1]", setLogLevel=lambda level: None))
+    server = SimpleNamespace()
+    return SimpleNamespace(
+        sparkContext=SimpleNamespace(master="local[1]", setLogLevel=lambda level: None, _accumulatorServer=server)
+    )
 
 SparkSession.Builder.getOrCreate = start_only_the_jvm
 session.make("local[1]")
@@ -65,6 +69,35 @@ def group_exists(group):
     except ProcessLookupError:
         return False
     return True
+
+
+@pytest.mark.parametrize("target", ["all processes", "JVM"])
+def test_signal_to_the_jvm_too_ends_a_continuous_run_without_a_traceback(landing, tmp_path, target):
+    """systemd sends SIGTERM to all processes of a service. A batch is running then."""
+    landing.message("a", 1, 1)
+    landing.seal()
+    out = tmp_path / "out"
+    command = [sys.executable, "-m", "tools.pipeline.run", "--landing", str(landing.directory), "--out", str(out)]
+    with subprocess.Popen(
+        [*command, "--follow", "0.1"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        assert [process.stdout.readline() for _ in range(2)][1].startswith("  batch 1:")
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        jvm = next(int(one) for one in children if Path(f"/proc/{one}/comm").read_text() == "java\n")
+        for seq in range(2, 30_000):
+            landing.message("a", 1, seq)
+        landing.seal()
+        until((out / "checkpoint" / "offsets" / "1").exists, lambda: "no second batch")
+        if target == "JVM":
+            os.kill(jvm, signal.SIGTERM)
+        else:
+            os.killpg(process.pid, signal.SIGTERM)
+        complaints = process.communicate(timeout=60)[1]
+    if target == "JVM":
+        assert (process.returncode, complaints.count("\n")) == (2, 2), complaints
+        assert complaints.startswith("pipeline: Spark's JVM was ended, by a signal")
+    else:
+        assert (process.returncode, complaints) == (130, f"\n{run.STOPPED}\n")
 
 
 @pytest.mark.parametrize("delay_s", [0, 1])

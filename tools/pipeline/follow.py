@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 LOOK_EVERY_S = 5.0
 """The interval at which the landing is searched for waiting segments."""
 
+SIGNAL_S = 1.0
+"""If a signal ends all processes of a run (systemd does so), this process may see the JVM's end first, and then the signal."""
+
 
 class Proofs:
     """Checks of delivery during a stream.
@@ -121,6 +124,12 @@ def until_ended(query: StreamingQuery, proofs: Proofs | None = None) -> None:
                 raise KeyboardInterrupt
             if proofs:
                 proofs.tick()
+    except Exception:
+        if not asked:
+            time.sleep(SIGNAL_S)
+        if asked:
+            raise KeyboardInterrupt from None
+        raise
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

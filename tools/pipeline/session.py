@@ -7,15 +7,17 @@ warnings before the log level applies. Under `spark-submit` the existing session
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import re
 import signal
 import subprocess
 import sys
+import warnings
 import zipfile
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,6 +53,7 @@ ON_ONE_MACHINE = {
     # than it saves: without it, start and first audit need 17 CPU s instead of 29.
     JVM_OPTIONS: "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:-UsePerfData",
 }
+SHORTEST_END_S = 1
 LONGEST_END_S = 10
 
 
@@ -109,6 +112,10 @@ def make(master: str | None = None, log: Path | None = None, more: dict[str, str
                 os.kill(child, signal.SIGKILL)
             scratch.remove()
     spark.sparkContext.setLogLevel("ERROR" if log is None else "WARN")
+    # If the JVM is killed, these would print a traceback.
+    logging.getLogger("py4j").propagate = False
+    logging.getLogger().addFilter(_is_not_py4j)  # py4j uses this one, too
+    spark.sparkContext._accumulatorServer.handle_error = lambda *_: None  # type: ignore[method-assign]
     if not str(spark.sparkContext.master).startswith("local"):
         spark.sparkContext.addPyFile(str(code_archive(Path(spark.sparkContext._temp_dir))))
     return spark
@@ -121,8 +128,9 @@ def opened(master: str | None, out: Storage, more: dict[str, str] | None = None)
     The JVM's log is in the output directory `out` if that is on this machine.
 
     Raises:
-        Failure: Spark raised an error in the block.
+        Failure: Spark raised an error in the block, or its JVM ended.
     """
+    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
     from pyspark import SparkContext
     from pyspark.errors import PySparkException
 
@@ -131,11 +139,19 @@ def opened(master: str | None, out: Storage, more: dict[str, str] | None = None)
     spark = make(master, log, more)
     try:
         yield spark
-    except PySparkException as error:
-        raise Failure(cause(error) + (f"\nMore details are in {log}" if log else "")) from error
+    except (PySparkException, Py4JError, ConnectionError) as error:
+        more_details = f"\nMore details are in {log}" if log else ""
+        if _has_ended(SparkContext._gateway, error):
+            ended = "Spark's JVM was ended, by a signal or because there was too little memory; run the command again"
+            raise Failure(ended + more_details) from error
+        if isinstance(error, PySparkException):
+            raise Failure(cause(error) + more_details) from error
+        raise
     finally:
         if not was_there:
-            spark.stop()
+            with suppress(Py4JError, OSError), warnings.catch_warnings():  # the JVM may have been killed
+                warnings.simplefilter("ignore")
+                spark.stop()
 
 
 TRACEBACK = re.compile(  # the error's own text behind it: up to an empty line, or a line of Spark's
@@ -160,6 +176,20 @@ def cause(error: Exception) -> str:
             " (spark.executor.memoryOverhead on a cluster), or use fewer cores"
         )
     return next((line.strip() for line in text.splitlines() if line.strip()), repr(error))
+
+
+def _has_ended(gateway: Any, error: Exception) -> bool:
+    """Return whether an error was raised because the JVM ends. At SIGTERM it first stops Spark, which raises other errors."""
+    jvm: subprocess.Popen[bytes] | None = gateway.proc
+    if jvm is None:  # spark-submit started it
+        return isinstance(error, ConnectionError)
+    with suppress(subprocess.TimeoutExpired):
+        jvm.wait(SHORTEST_END_S)
+    return jvm.poll() is not None
+
+
+def _is_not_py4j(record: logging.LogRecord) -> bool:
+    return "py4j" not in record.pathname
 
 
 def _end(gateway: Any, scratch: Scratch) -> None:
