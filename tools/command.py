@@ -82,6 +82,12 @@ def named(command: str) -> Callable[[Main], Main]:
     return decorated
 
 
+def not_served(error: Exception, what: str, address: str, port: int, remedy: str) -> Failure:
+    """Return the failure of a server that can't listen: an OSError, or a UnicodeError if `address` is no host name."""
+    reason = getattr(error, "strerror", error)
+    return Failure(f"can't serve {what}at {address}:{port}: {reason}; give another {remedy}")
+
+
 def serve_metrics(registry: Any, port: int, address: str) -> int:
     """Serve metrics for Prometheus at http://address:port/metrics; return the port.
 
@@ -92,10 +98,9 @@ def serve_metrics(registry: Any, port: int, address: str) -> int:
 
     try:
         server, _ = start_http_server(port, address, registry=registry)
-    except (OSError, UnicodeError) as error:  # UnicodeError: no host name
-        reason = getattr(error, "strerror", error)
-        text = f"can't serve metrics at {address}:{port}: {reason}; give another --metrics-port or address, or port 0 for none"
-        raise Failure(text) from error
+    except (OSError, UnicodeError) as error:
+        remedy = "--metrics-port or address, or port 0 for none"
+        raise not_served(error, "metrics ", address, port, remedy) from error
     return int(server.server_port)
 
 

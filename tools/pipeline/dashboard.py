@@ -119,10 +119,8 @@ class Server(ThreadingHTTPServer):
             self.address_family = socket.AF_INET6
         try:
             super().__init__((address, port), Handler)
-        except (OSError, UnicodeError) as error:  # UnicodeError: no host name
-            reason = getattr(error, "strerror", error)
-            text = f"can't serve at {address}:{port}: {reason}; give another PORT= (--port), or --address"
-            raise command.Failure(text) from error
+        except (OSError, UnicodeError) as error:
+            raise command.not_served(error, "", address, port, "PORT= (--port), or --address") from error
 
 
 class Handler(BaseHTTPRequestHandler):
