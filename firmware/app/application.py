@@ -23,13 +23,13 @@ from flashmqtt import __version__
 from flashmqtt.backoff import Backoff
 from flashmqtt.client import Client
 from flashmqtt.compat import const
-from flashmqtt.errors import StoreFull, StoreWorn
+from flashmqtt.errors import BufferTooSmall, StoreFull, StoreWorn
 from flashmqtt.journal.journal import DROP_NEWEST, DROP_OLDEST, REFUSE, Journal
 
 from .clock import NetworkTime, Uptime
 from .commands import Commands
 from .life import life_of
-from .senml import pack
+from .senml import is_name, pack
 from .state import State
 
 _POLICIES = {"refuse": REFUSE, "drop-oldest": DROP_OLDEST, "drop-newest": DROP_NEWEST}
@@ -132,11 +132,11 @@ class Application:
                 name, unit, _ = sensor.name, sensor.unit, sensor.read
                 key = qos, interval_ms = getattr(sensor, "qos", 1), getattr(sensor, "interval_ms", 0)
                 kinds = [type(one) for one in (name, unit or name, qos, interval_ms)]
-                if kinds != [str, str, int, int] or not 0 <= qos <= 2 or interval_ms < 0:
+                if kinds != [str, str, int, int] or not is_name(name) or not 0 <= qos <= 2 or interval_ms < 0:
                     raise ValueError(
                         "%r: name, unit, qos %r or interval_ms %r is not allowed" % (name, qos, interval_ms)
                     )
-            except (AttributeError, ValueError) as error:
+            except Exception as error:
                 print("sensor: left out:", error)
                 continue
             if key not in groups:
@@ -440,8 +440,11 @@ class Application:
             sensor.unit,
             expire_s=3 * config["sleep_s"],
         )
-        self.client.publish(topic, payload, qos=0, retain=True)
         self._greeting += 1
+        try:
+            self.client.publish(topic, payload, qos=0, retain=True)
+        except BufferTooSmall as error:
+            print("sensor: not announced:", sensor.name, error)
 
     def _tell_health(self):
         from .health import records

@@ -17,6 +17,16 @@ def seconds(ms):
     return "%d.%03d" % (ms // 1000, ms % 1000)
 
 
+def is_name(text):
+    """Return whether SenML allows a name (RFC 8428, 4.5.1): letters, digits and "-:./_"; the first one a letter or digit."""
+    if not text or text[0] in "-:./_":
+        return False
+    for character in text:
+        if not ("a" <= character <= "z" or "A" <= character <= "Z" or "-" <= character <= ":" or character == "_"):
+            return False
+    return True
+
+
 def pack(device, boot, seq, uptime_ms, records, unix_ms=None, labels=None, life=0):
     """Return a SenML pack as bytes.
 

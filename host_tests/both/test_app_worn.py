@@ -200,6 +200,38 @@ def test_sensor_with_a_wrong_qos_or_interval_is_named_and_does_not_stop_the_othe
     broker.close()
 
 
+@pytest.mark.parametrize("name", ["", "a b", "a+b", "a#", "a\0b", "/a", "\xe9", "a'b"])
+@pytest.mark.req("B1", "B4", "P5")
+def test_sensor_with_a_name_that_senml_forbids_is_named_and_does_not_stop_the_others(name):
+    (application, broker), lines = printed(lambda: _with([Odd(name, 4), Odd("a-b:c.d/e_F9", 3)]))
+    assert len(lines) == 1 and lines[0].startswith("sensor: left out: %r" % name)
+    assert application.sample(application.groups[0]) == [{"n": "a-b:c.d/e_F9", "v": 3}]
+    broker.close()
+
+
+@pytest.mark.parametrize("length", [64, 65, 200, 700])
+@pytest.mark.req("B1", "B4")
+def test_long_name_of_a_sensor_does_not_stop_discovery_of_the_others(length):
+    name = "x" * length
+    (application, broker), lines = printed(
+        lambda: _with([Odd(name, 4), Odd("a", 3)], discovery="homeassistant", health_s=0, watchdog_s=8)
+    )
+
+    def turns():
+        begin = ticks_ms()
+        while not any(b"/a/config" in one for one in broker.of(3)):
+            assert ticks_diff(ticks_ms(), begin) < 30000, "not announced"
+            application.turn(20)
+
+    _, lines = printed(turns)
+    announced = any(b"/" + name.encode() + b"/config" in one for one in broker.of(3))
+    failed = [line for line in lines if line.startswith("sensor: not announced: " + name)]
+    assert len(failed) == (0 if announced else 1) and (announced or length > 64)
+    assert {"n": name, "v": 4} in application.sample(application.groups[0])
+    application.client.link.stop()
+    broker.close()
+
+
 @pytest.mark.req("B1", "B4")
 def test_error_of_the_board_sensors_function_is_printed_and_does_not_stop_the_application():
     def failing():
