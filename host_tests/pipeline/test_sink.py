@@ -635,18 +635,52 @@ def test_missing_database_file_is_named_and_not_created(tables, tmp_path):
     assert run(str(there), "SELECT count(*) FROM readings WHERE device = 'a'") == [(0,)]
 
 
-def test_latin1_database_stores_and_forgets_non_ascii_names(server, tables):
+@pytest.fixture
+def latin(server):
+    """The address of an empty database with the encoding LATIN1."""
     import psycopg
 
     with psycopg.connect(server.address, autocommit=True) as connection:
         connection.execute("DROP DATABASE IF EXISTS latin")
         connection.execute("CREATE DATABASE latin ENCODING 'LATIN1' TEMPLATE template0 LOCALE 'C'")
-    to = server.address.replace("/postgres?", "/latin?")
+    return server.address.replace("/postgres?", "/latin?")
+
+
+def test_latin1_database_stores_and_forgets_non_ascii_names(latin, tables):
+    to = latin
     tables.landing.raw("k\u00fcche/t", b"7")
     tables.batch()
     assert sink.main(["--out", tables.output.storage.uri, "--to", to]) == 0
     assert run(to, "SELECT count(*) FROM readings WHERE device = 'k\u00fcche'") == [(1,)]
     assert list(sink.forget(tables.output, ["k\u00fcche"]).values()) == [1]
+
+
+def test_text_beyond_a_databases_encoding_ends_the_sink_between_two_batches_with_a_remedy(
+    latin, server, tables, capsys
+):
+    command = ["--out", tables.output.storage.uri, "--to"]
+    assert sink.main([*command, latin]) == 0
+    before = readings_in_sink(latin)
+    fill(tables, 9)
+    tables.landing.raw("\u6e7f\u5ea6/t", b"7")
+    tables.batch()
+    for _ in range(2):
+        capsys.readouterr()
+        assert sink.main([*command, latin]) == 2
+        error = capsys.readouterr().err
+        assert error.count("\n") == 1 and "LATIN1" in error and "ENCODING 'UTF8'" in error, error
+        assert readings_in_sink(latin) == before
+    assert list(sink.forget(tables.output, ["\u6e7f\u5ea6"]).values()) == [0]
+    assert sink.main([*command, server.address, "--anew"]) == 0
+    assert_same(server.address, tables.output)
+
+
+@pytest.mark.parametrize("text", ["a\0b", "long/" * 2000 + "name"])
+def test_changed_texts_fit_into_a_latin1_database(latin, tables, text):
+    tables.landing.raw("json/k2", json.dumps({"value": text}).encode())
+    tables.landing.raw(f"{text}/t".replace("\0", ""), b"1")
+    tables.batch()
+    assert sink.main(["--out", tables.output.storage.uri, "--to", latin]) == 0
 
 
 def test_file_size_limit_is_reported_and_a_later_update_succeeds(tables, tmp_path):

@@ -2,7 +2,7 @@
 
 COPY writes the rows into a temporary table, and INSERT copies those with a new key from there; the same transaction writes
 the position. Texts that PostgreSQL can't store are changed: U+0000 becomes U+FFFD, and names that are too long for its indexes
-are cut, with a digest at the end.
+are cut, with a digest at the end. (In a database whose encoding does not have U+FFFD, U+0000 becomes "?".)
 """
 
 from __future__ import annotations
@@ -36,10 +36,20 @@ class PostgresSink(Sink):
         psycopg = driver("psycopg")
         self.error, self.where = psycopg.Error, address(to)
         self._schema = schema
+        self._beyond = psycopg.errors.UntranslatableCharacter
         try:
             self._connection = psycopg.connect(to, autocommit=True, connect_timeout=10, client_encoding="utf8")
         except self.error as error:
             raise SinkError(f"{self.where}: {first_line(error)}") from None
+        self._nul = "\ufffd" if self._holds("\ufffd") else "?"
+        self._cut = "…" if self._holds("…") else "..."
+
+    def _holds(self, text: str) -> bool:
+        """Return whether the database's encoding has all characters of a text."""
+        try:
+            return bool(self._connection.execute("SELECT %s::text", [text]))
+        except self._beyond:
+            return False
 
     def _prepare(self) -> None:
         """Lock out other sinks; create the schema, tables and view if they do not exist."""
@@ -63,19 +73,50 @@ class PostgresSink(Sink):
         self._run("DROP TABLE IF EXISTS pg_temp.incoming")
         self._run(f"CREATE TEMPORARY TABLE incoming (LIKE {table}) ON COMMIT DROP")
         text = io.BytesIO()
-        pyarrow.csv.write_csv(_storable(rows), text, pyarrow.csv.WriteOptions(include_header=False))
+        pyarrow.csv.write_csv(self._storable(rows), text, pyarrow.csv.WriteOptions(include_header=False))
         names = column_list(TABLES[table].names)
-        with self._connection.cursor().copy(f"COPY incoming ({names}) FROM STDIN (FORMAT csv)") as copy:
-            copy.write(text.getvalue())
+        try:
+            with self._connection.cursor().copy(f"COPY incoming ({names}) FROM STDIN (FORMAT csv)") as copy:
+                copy.write(text.getvalue())
+        except self._beyond as error:
+            remedy = "make a database with ENCODING 'UTF8', and copy everything into it"
+            raise SinkError(f"{self.where}: a text of {table}: {first_line(error)}: {remedy}") from error
         for one in statements:
             self._run(one)
+
+    def _storable(self, rows: pa.Table) -> pa.Table:
+        """Return the rows with texts that PostgreSQL can store."""
+        for n, kind in enumerate(rows.schema):
+            if not pa.types.is_string(kind.type):
+                continue
+            column = rows.column(n)
+            if pc.any(pc.match_substring(column, "\0")).as_py():
+                column = pc.replace_substring(column, "\0", self._nul)
+            if kind.name in NAMES and (pc.max(pc.binary_length(column)).as_py() or 0) > LONGEST_NAME_BYTES:
+                encoded = column.combine_chunks().dictionary_encode()
+                texts = [self._short(one) for one in encoded.dictionary.to_pylist()]
+                column = pa.array(texts, pa.string()).take(encoded.indices)
+            rows = rows.set_column(n, kind, column)
+        return rows
+
+    def _short(self, name: str) -> str:
+        """Return a name that is short enough for an index; different names stay different."""
+        name = name.replace("\0", self._nul)
+        data = name.encode()
+        if len(data) <= LONGEST_NAME_BYTES:
+            return name
+        return (
+            data[: LONGEST_NAME_BYTES - 40].decode(errors="ignore")
+            + self._cut
+            + hashlib.blake2b(data, digest_size=16).hexdigest()
+        )
 
     def forget(self, devices: list[str]) -> int:
         """Delete all rows of some devices, and their bytes; return the number of rows.
 
         The server's write-ahead log, replicas and backups are not changed.
         """
-        return super().forget([_short(one) for one in devices])
+        return super().forget([one for one in map(self._short, devices) if self._holds(one)])
 
     def _rewrite(self) -> None:
         warnings: list[str] = []
@@ -107,32 +148,3 @@ def address(to: str) -> str:
         raise SinkError(f"this is no PostgreSQL address: {first_line(error)}") from None
     parameters.pop("password", None)
     return str(psycopg.conninfo.make_conninfo(**parameters)) or "dbname="
-
-
-def _storable(rows: pa.Table) -> pa.Table:
-    """Return the rows with texts that PostgreSQL can store."""
-    for n, kind in enumerate(rows.schema):
-        if not pa.types.is_string(kind.type):
-            continue
-        column = rows.column(n)
-        if pc.any(pc.match_substring(column, "\0")).as_py():
-            column = pc.replace_substring(column, "\0", "\ufffd")
-        if kind.name in NAMES and (pc.max(pc.binary_length(column)).as_py() or 0) > LONGEST_NAME_BYTES:
-            encoded = column.combine_chunks().dictionary_encode()
-            texts = [_short(one) for one in encoded.dictionary.to_pylist()]
-            column = pa.array(texts, pa.string()).take(encoded.indices)
-        rows = rows.set_column(n, kind, column)
-    return rows
-
-
-def _short(name: str) -> str:
-    """Return a name that is short enough for an index; different names stay different."""
-    name = name.replace("\0", "\ufffd")
-    data = name.encode()
-    if len(data) <= LONGEST_NAME_BYTES:
-        return name
-    return (
-        data[: LONGEST_NAME_BYTES - 40].decode(errors="ignore")
-        + "…"
-        + hashlib.blake2b(data, digest_size=16).hexdigest()
-    )
