@@ -16,7 +16,7 @@ import pytest
 from host_tests.pipeline import browser
 from host_tests.pipeline.conftest import Landing, Local
 from tools.command import Failure
-from tools.pipeline import compact, dashboard, stream, verdict
+from tools.pipeline import compact, dashboard, report, stream, verdict
 from tools.pipeline.commits import Output
 
 pytestmark = [pytest.mark.req("P9"), pytest.mark.usefixtures("without_delta")]
@@ -45,7 +45,7 @@ def take(local, landing, tmp_path):
 @contextlib.contextmanager
 def serving(out, every_s=0.1):
     """Serve an output; yield (dashboard, port). It refreshes only when told to."""
-    shown = dashboard.Dashboard(Output(str(out)), verdict.Expectations, every_s, "a fleet")
+    shown = dashboard.Dashboard(Output(str(out)), verdict.Expectations, every_s)
     server = dashboard.Server("127.0.0.1", 0, shown)
     thread = threading.Thread(target=server.serve_forever, args=(0.05,))
     thread.start()
@@ -89,7 +89,7 @@ def test_page_facts_and_values_are_served_and_updated_after_a_commit(take):
         shown.refresh()
         status, page, answer = ask(port, "/")
         assert (status, answer.headers["Content-Type"]) == (200, "text/html; charset=utf-8")
-        assert "a fleet" in page
+        assert report.TITLE in page
         facts = json.loads(ask(port, "/facts.json")[1])
         assert f'"version":"{facts["version"]}"' in page
         assert ask(port, f"/facts.json?v={facts['version']}")[:2] == (204, "")
@@ -161,7 +161,7 @@ def test_malformed_host_or_target_is_refused_without_error_output(take, capsys, 
 
 
 def test_server_binds_to_an_ipv6_address(take):
-    shown = dashboard.Dashboard(Output(str(take("a"))), verdict.Expectations, 0.1, "a fleet")
+    shown = dashboard.Dashboard(Output(str(take("a"))), verdict.Expectations, 0.1)
     try:
         server = dashboard.Server("::1", 0, shown)
     except Failure as error:

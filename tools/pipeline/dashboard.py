@@ -38,8 +38,8 @@ EMPTY_PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>flas
 class Dashboard:
     """What is served. It is updated after each new commit."""
 
-    def __init__(self, output: Output, expectations: Callable[[], verdict.Expectations], every_s: float, title: str):
-        self.output, self.expectations, self.every_s, self.title = output, expectations, every_s, title
+    def __init__(self, output: Output, expectations: Callable[[], verdict.Expectations], every_s: float):
+        self.output, self.expectations, self.every_s = output, expectations, every_s
         self.store = series.Store(output)
         self.problem = ""
         self.facts: dict[str, Any] | None = None
@@ -73,7 +73,7 @@ class Dashboard:
         facts = report.collect(self.output, found, self.store)
         facts |= {"live": self.every_s, "version": f"{facts['version']}.{time.time_ns() // 1_000_000}"}
         facts["chunks"] = max(facts["chunks"], 2)  # not 1: the values are served, not in the page
-        self.page = report.page(facts, self.title).encode()
+        self.page = report.page(facts).encode()
         script = self.page[self.page.rindex(b"<script>") + 8 : self.page.rindex(b"</script>")]
         digest = base64.b64encode(hashlib.sha256(script).digest()).decode()
         self.policy = (
@@ -173,12 +173,11 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--port", type=port, default=PORT, help="the port to listen on (default: %(default)s)")
     parser.add_argument("--address", default="127.0.0.1", help="the address to listen on (default: only this machine)")
     options.seconds(parser, "--every", 0.1, "the time between two searches for commits", 5.0)
-    parser.add_argument("--title", default=report.TITLE, help="the page's title")
     verdict.add_options(parser)
     given = parser.parse_args(argv)
     verdict.expectations(given)
     output = Output.existing(given.out)
-    shown = Dashboard(output, lambda: verdict.expectations(given, now=True), given.every, given.title)
+    shown = Dashboard(output, lambda: verdict.expectations(given, now=True), given.every)
     server = Server(given.address, given.port, shown)
     thread = threading.Thread(target=server.serve_forever, args=(0.1,), daemon=True)
     thread.start()

@@ -207,7 +207,7 @@ COLUMNS += ["last_arrival"]
 TILES = ("devices", "boots", "published", "delivered", "missing", "unexplained", "readings")
 
 
-def page(facts: dict[str, Any], title: str) -> str:
+def page(facts: dict[str, Any]) -> str:
     """Return the page."""
     facts = compact(facts)
     tiles = "".join(
@@ -216,7 +216,7 @@ def page(facts: dict[str, Any], title: str) -> str:
     )
     here = Path(__file__)
     parts = {
-        "title": html.escape(title),
+        "title": TITLE,
         "style": here.with_name("page.css").read_text(),
         "script": here.with_name("page.js").read_text(),
         "verdict": html.escape(facts["verdict"]["line"]),
@@ -302,7 +302,7 @@ def write(output: Output, found: Verdict) -> str:
         if name_of_other.endswith(".js") and name_of_other.split("/")[0] != str(of):
             output.storage.delete(f"{FOLDER}/{name_of_other}")
     with output.storage.create(NAME) as file:
-        file.write(page(facts, TITLE).encode())
+        file.write(page(facts).encode())
     return output.storage.path(NAME)
 
 

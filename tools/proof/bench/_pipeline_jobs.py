@@ -275,7 +275,7 @@ def duckdb(landings: list[str], out: Path) -> None:
         for n in range(0, len(points), 24):
             told = dict(itertools.islice(points.items(), n, n + 24))
             (out / "report" / f"{n:05d}.js").write_text(json.dumps(told, separators=(",", ":")))
-        (out / "report.html").write_text(report.page(facts, "the same report"))
+        (out / "report.html").write_text(report.page(facts))
         connection.close()
         meter.told("duckdb", totals["delivered"], missing=totals["missing"], copies=totals["resent"])
 

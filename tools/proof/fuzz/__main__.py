@@ -60,26 +60,24 @@ def timed(what: str, start: float, detail: str) -> None:
     print(f"{what:<12} {detail} in {time.monotonic() - start:.0f} s", flush=True)
 
 
-def on_all_cores(first: int, count: int) -> None:
+def on_all_cores(count: int) -> None:
     """Try mutations and random cases, on CPython."""
     with children.pool() as pool:
         start = time.monotonic()
         done = sum(pool.map(mutate, range(WORKERS)))
         timed("mutations", start, f"{done:,} packets, one byte changed: read or refused")
         start = time.monotonic()
-        shares = [(at, min(SHARE, first + count - at)) for at in range(first, first + count, SHARE)]
+        shares = [(at, min(SHARE, count - at)) for at in range(0, count, SHARE)]
         packets = sum(pool.starmap(random_share, shares, chunksize=1))
         timed("random", start, f"{count:,} streams, {packets:,} packets: the same in any pieces")
 
 
-def on_boards_interpreter(first: int, count: int) -> None:
+def on_boards_interpreter(count: int) -> None:
     """Try a tenth as many other random cases, on MicroPython."""
     start = time.monotonic()
     each = count // 10 // WORKERS
     with ThreadPoolExecutor(WORKERS) as pool:
-        printed = list(
-            pool.map(on_micropython, [first + worker * count for worker in range(WORKERS)], [each] * WORKERS)
-        )
+        printed = list(pool.map(on_micropython, [(worker + 1) * count for worker in range(WORKERS)], [each] * WORKERS))
     timed("micropython", start, f"{each * WORKERS:,} streams more, {' + '.join(printed)}")
 
 
@@ -116,7 +114,6 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         prog="python -m tools.proof.fuzz", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--cases", type=number(int, 100), default=1_000_000, help="random streams")
-    parser.add_argument("--first", type=number(int, 0), default=0, help="number of the first random stream")
     parser.add_argument("--seconds", type=number(int, 1), default=60, help="duration of coverage-guided fuzzing")
     parser.add_argument("--replay", type=number(int, 0), help="run only this random case, on CPython")
     return parser.parse_args(argv)
@@ -124,15 +121,15 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the kinds of cases one after another; return the exit status."""
-    first, count = arguments.first, arguments.cases
+    count = arguments.cases
     try:
         if arguments.replay is not None:
             case = cases.random_case(arguments.replay, cases.load(VECTORS))
             print(case)
             print(cases.attack(*case), "packets")
             return 0
-        on_all_cores(first, count)
-        on_boards_interpreter(first + count, count)
+        on_all_cores(count)
+        on_boards_interpreter(count)
     except cases.WrongEvent as finding:
         print(f"FOUND        {finding}")
         return 1

@@ -20,6 +20,7 @@ from tools.proof.chain import LONGEST_PAUSE_S, Chain, RunStats, command_line, to
 from tools.proof.run import chaos
 
 DEVICE = "virtual-1"
+FLASH_KIB = 64
 INTERVAL_MS = 40
 AMQTT_WARNING = "amqtt loses QoS 2 messages in flight when a link is cut. Install mosquitto for a run without losses."
 
@@ -36,9 +37,9 @@ async def run_chain(arguments: argparse.Namespace, directory: Path) -> RunStats:
     print(f"broker     {broker.kind} on 127.0.0.1:{broker.port}; faults by seed {arguments.seed}", flush=True)
     if broker.kind == "amqtt":
         print("           " + AMQTT_WARNING, flush=True)
-    async with chain.running([("board", DEVICE)], settings, arguments.flash_kib, capture=True):
+    async with chain.running([("board", DEVICE)], settings, FLASH_KIB, capture=True):
         print(
-            f"board      {DEVICE}: MicroPython with a heap of 192 KB and {arguments.flash_kib} KB of NOR flash",
+            f"board      {DEVICE}: MicroPython with a heap of 192 KB and {FLASH_KIB} KB of NOR flash",
             flush=True,
         )
         (board,) = chain.boards
@@ -92,17 +93,9 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--cuts", type=number(int, 0), default=20, help="power cuts")
     parser.add_argument("--link-cuts", type=number(int, 0), default=10, help="cuts of the network connection")
     parser.add_argument("--collector-kills", type=number(int, 0), default=3, help="times the collector is killed")
-    parser.add_argument(
-        "--flash-kib", type=number(int, 16), default=64, help="size of the simulated flash, a multiple of 4"
-    )
     parser.add_argument("--broker", choices=("auto", "mosquitto", "amqtt"), default="auto")
     parser.add_argument("--port", type=number(int, 1, 65535), help="the broker's port; default: a free one")
-    arguments = parser.parse_args(argv)
-    if arguments.flash_kib % 4:
-        parser.error(
-            f"argument --flash-kib: it has to be a multiple of 4 (a sector is 4 KB), not {arguments.flash_kib}"
-        )
-    return arguments
+    return parser.parse_args(argv)
 
 
 def run(arguments: argparse.Namespace) -> int:
