@@ -24,21 +24,6 @@ def open_log(landing, number):
     LandingLog.create(folder, Header("c", number, 1, number - 1, 0), []).close()
 
 
-@pytest.mark.req("P3", "P4")
-@pytest.mark.parametrize("most", [1, 2, 10])
-def test_segments_that_spark_did_not_find_are_read_after_the_stream(landing, local, tmp_path, most):
-    found = three_segments(landing)
-    out, checkpoint, commits = str(tmp_path / "out"), str(tmp_path / "checkpoint"), []
-    Output(out).prepare(2)
-    first = {"c": {1: found["c"][1]}}
-    for listing in (first, found, found):
-        job = stream.Job(local, str(landing.directory), out, checkpoint, 2, most, commits.append, publish=False)
-        job.read_rest(listing)
-    assert [commit.stream_read for commit in commits] == [{"c": n} for n in {1: (1, 2, 3)}.get(most, (1, 3))]
-    assert {commit.stream_batch for commit in commits} == {-1}
-    assert sum(commit.rows["readings"] for commit in commits) == 3
-
-
 @pytest.mark.req("P4")
 def test_missing_last_segment_is_noticed_by_the_number_of_the_log(landing, tmp_path):
     three_segments(landing)
@@ -59,7 +44,7 @@ def test_collector_whose_numbers_began_again_is_noticed(landing, local, tmp_path
     out, checkpoint, commits = str(tmp_path / "out"), str(tmp_path / "checkpoint"), []
     Output(out).prepare(2)
     job = stream.Job(local, str(landing.directory), out, checkpoint, 2, 2, commits.append, publish=False)
-    job.read_rest(found)
+    job._run({"c": 3}, 0, found)
     job._check_numbers(found, commits[-1])  # the landing that was read
     for path in landing.directory.glob("*.parquet"):
         path.unlink()

@@ -1,5 +1,6 @@
 """Segments to tables through Spark: exactly once, restarts, replays."""
 
+import os
 import re
 import shutil
 
@@ -8,6 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.errors import PySparkException
 
+from host_tests.waiting import until
 from tools.landing import parquet
 from tools.pipeline import archive, check, compact, session, source, stream, verdict
 from tools.pipeline.commits import Commit, Output, OutputError
@@ -81,6 +83,23 @@ def test_replayed_landing_adds_nothing_and_is_counted_as_replay(spark, five, tmp
     assert len(keys(spark, output)) == 5
     causes = [row.cause for row in output.read(spark, "duplicates").collect()]
     assert causes == ["replay"] * 5
+
+
+@pytest.mark.req("P2", "P3")
+def test_continuous_run_reads_segments_whatever_their_files_times_are(spark, landing, tmp_path, out):
+    """A clock that is years ahead or behind for a while, or files that were restored with their times."""
+    commits = []
+    job = stream.Job(spark, str(landing.directory), str(out), str(tmp_path / "checkpoint"), 2, on_commit=commits.append)
+    query = job.start(0.2)
+    try:
+        for seq, days in enumerate((0, 400, 0, -400, 40_000, 1), 1):
+            landing.message("a", 1, seq)
+            time_s = landing.seal().stat().st_mtime + days * 86_400
+            os.utime(landing.directory / parquet.file_name("c", seq), (time_s, time_s))
+            until(lambda seq=seq: len(commits) == seq, lambda seq=seq: f"segment {seq} was not read", 30)
+    finally:
+        query.stop()
+    assert [commit.rows["readings"] for commit in commits] == [1] * 6
 
 
 @pytest.mark.req("P3")

@@ -117,14 +117,13 @@ def main(argv: list[str] | None = None) -> int:
         print(f"  {count} in {given.landing} so far; starting Spark, which takes ten seconds or more", flush=True)
         settings = dict(one.split("=", 1) for one in given.conf)
         with session.opened(given.master, output.storage, settings) as spark:
-            return _run(spark, given, output, found, metrics, rules)
+            return _run(spark, given, output, metrics, rules)
 
 
 def _run(
     spark: SparkSession,
     given: argparse.Namespace,
     output: Output,
-    present: dict[str, dict[int, str]],
     metrics: Metrics | None,
     rules: mapping.Mapping,
 ) -> int:
@@ -148,8 +147,6 @@ def _run(
         every = (given.prove_every, not given.no_report)
         proofs = follow.Proofs(output, Storage(given.landing), expected, *every, metrics)
     follow.until_ended(query, proofs)
-    if not given.follow:
-        job.read_rest(present)
     found = verdict.judge(output, verdict.expectations(given))
     verdict.print_audit(found)
     if not given.no_report and found.batch:

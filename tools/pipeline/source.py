@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 FILE = "path string, modificationTime timestamp, length bigint, content binary"  # of Spark's format binaryFile
-MOST_AGE = "90d"
-"""Spark does not find segments that are older than the newest by more than this; it keeps the names of this period. A clock
-that was wrong, or files that were copied, may make a segment as old: see `stream.Job.read_rest`."""
+MOST_AGE = "100000d"
+"""Spark does not find files that are older than the newest by more than this, and forgets their names. A segment may have any
+time: the clock was wrong, or the file was restored. So it forgets none, and has to remember them all."""
 EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 LOGS = ".logs"  # the end of the name of a collector's folder of logs
 
@@ -77,14 +77,6 @@ def check_last(landing: Storage, found: dict[str, dict[int, str]], last: dict[st
     for collector, number in last.items():
         if max(*found.get(collector, {}), read.get(collector, 0), 0) < number:
             raise LandingError(_missing(landing, collector, number))
-
-
-def unread(found: dict[str, dict[int, str]], read: dict[str, int], most: int) -> dict[str, int]:
-    """Return up to which segment to read next, at most so many of each collector; empty if all were read."""
-    waiting = {
-        collector: sorted(n for n in numbers if n > read.get(collector, 0)) for collector, numbers in found.items()
-    }
-    return {collector: numbers[:most][-1] for collector, numbers in waiting.items() if numbers}
 
 
 def arrivals_us(landing: Storage, name: str) -> tuple[int, int] | None:

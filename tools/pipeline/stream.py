@@ -192,21 +192,6 @@ class Job:
         when: dict[str, Any] = {"processingTime": f"{every_s} seconds"} if every_s else {"availableNow": True}
         return writer.trigger(**when).start()
 
-    def read_rest(self, found: dict[str, dict[int, str]]) -> None:
-        """Process the segments in `found` that Spark did not find: their time is far before the newest one's (`MOST_AGE`).
-
-        Call it after the stream's end. `found` is the landing's listing from before its start: Spark finds later segments itself.
-
-        Raises:
-            OutputError, StorageError, LandingError: as `start`.
-        """
-        while True:
-            before = self._latest()
-            end = source.unread(found, before.stream_read if before else {}, self.segments_per_batch)
-            if not end:
-                return
-            self._run(end, before.stream_batch if before else -1, found)
-
     def _check_numbers(self, found: dict[str, dict[int, str]], before: Commit) -> None:
         source.check_numbers(
             self.directory, found, before.stream_read, before.last_arrival_us, Storage(self.checkpoint)
