@@ -456,6 +456,24 @@ def test_long_message_without_room_arrives_when_there_is_room():
     assert taker.whole == [("h", b"held"), ("a", payload(300))]
 
 
+@pytest.mark.req("R2", "R4")
+def test_skipped_message_that_comes_again_is_reported_once():
+    from flashmqtt.session.ram import RamStore
+
+    broker = connected(RamStore(hold_limit=1), buffer_bytes=SIZE)
+    long = publish(b"a", payload(100), 2, 9)
+    broker.give(publish(b"h", b"held", 2, 3), publish(b"h", b"left", 2, 4), long)
+    assert broker.took() == [pubrec(3)]  # from the second message on, the broker has to send them again
+    broker.give(pubrel(3))
+    broker.process()
+    assert RESTART in broker.events and broker.session.oversize == 0
+    broker.drop()
+    broker.connect(1)
+    broker.give(publish(b"h", b"left", 2, 4), long)
+    assert broker.took() == [pubrec(4), pubrec(9)]
+    assert broker.events.count(OVERSIZE) == 1 and broker.session.oversize == 1
+
+
 @pytest.mark.req("R2", "Q4", "S2")
 @pytest.mark.parametrize("model", ["prefix", "bits", "unreported"])
 def test_long_message_is_delivered_after_a_power_cut_at_any_operation(model):

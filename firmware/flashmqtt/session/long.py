@@ -127,7 +127,9 @@ class Long:
         """A message was skipped up to its last byte: acknowledge it, so that it does not come again, and report it."""
         session = self._session
         qos = packet.qos
-        if qos == 2 and not (session.inbound and session.inbound.left):
+        if qos == 2:
+            if session.inbound and session.inbound.left:
+                return _NOTHING  # it comes again, after those that were left before it
             session.output.put_ack(_PUBREC, packet.packet_id)  # its PUBREL will be answered as for an unknown id
         session.show(packet)
         if qos == 1:
