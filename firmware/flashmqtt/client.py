@@ -432,7 +432,7 @@ class Client:
         properties = self.disconnect_properties(code, expiry_s)
         deadline = self._deadline(timeout_s)
         try:
-            if link.is_open():
+            if self.connection.state >= OPEN:  # or a reconnect has begun, and its DISCONNECT is under way
                 while not link.disconnect(code, properties, ticks_ms()):
                     self._wait(self._left(deadline, "disconnect"))
         except (OSError, DeadlineExpired):

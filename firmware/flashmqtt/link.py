@@ -50,6 +50,7 @@ _STOPPED = const(0)  # not to be connected
 _DOWN = const(1)  # waiting for the next attempt
 _OPENING = const(2)  # TCP is under way
 _UP = const(3)  # bytes can flow; TLS and CONNECT may still be under way
+_ENDING = const(4)  # DISCONNECT is put
 
 _POLLIN = const(1)
 _POLLOUT = const(4)
@@ -178,7 +179,7 @@ class Link:
             self._keep_step()
 
     def step(self, now_ms: int) -> "Any":
-        """Advance without waiting; return the next event, or NOTHING until `sock` is ready or `wait_ms` has passed.
+        """Advance without waiting; return the next event, or NOTHING until `sock` is ready or `wait_ms` is over.
 
         The caller passes every error to `ended`. (A `try` here would allocate a frame for each message: 25 us on a board.)
         """
@@ -194,7 +195,7 @@ class Link:
             event = NOTHING if self.drained else self._process(now_ms)
             while event != MESSAGE:
                 if event == NOTHING:
-                    # The usual case of `write`, and what `has_more` asks first, stand here: each call costs a board 20 us.
+                    # The usual case of `write`, and what `has_more` asks first: each call costs a board 20 us.
                     if (
                         self._output.end
                         and (
@@ -208,7 +209,7 @@ class Link:
                         continue  # the window is larger than the output buffer: send the rest without waiting for an answer
                     n = self._reads
                     if n >= _READS or self.shaking:  # the write of CONNECT advances the handshake
-                        # Nothing to read, or enough was read: return to the caller.
+                        # Nothing to read, or enough was read.
                         self.wait_ms = ticks_diff(self._check_ms, now_ms)
                         if self.wait_ms <= 0 or (self._unproved and session.proved):
                             self.wait_ms = self._check(now_ms)
@@ -247,9 +248,7 @@ class Link:
                     event = NOTHING
                     break
                 elif event == RESTART:
-                    self.write(now_ms)
-                    self._retry_at(now_ms)
-                    self._close()
+                    self._state = _ENDING
                     event = NOTHING
                     break
                 else:
@@ -313,11 +312,16 @@ class Link:
         return True
 
     def disconnect(self, code: int, properties: "Any", now_ms: int) -> bool:
-        """Write the output and DISCONNECT; return whether all is written."""
+        """Write the output and DISCONNECT; return whether the broker has closed, or had time to close.
+
+        If the client closes first, arriving bytes reset the connection, and the broker misses what it has not read.
+        """
         connection = self.connection
         while self.write(now_ms):
             if connection.state != OPEN:
-                return True
+                connection.decoder.reset()
+                self.wait_ms = _IDLE_MS - ticks_diff(now_ms, self._output.sent_ms)
+                return self._read_from(self.sock) == 0 or self.wait_ms <= 0
             if self._session.partial:
                 self._session.pump(now_ms)  # DISCONNECT can't be sent in the middle of a message
             elif not connection.disconnect(code, properties):
@@ -346,8 +350,11 @@ class Link:
             self.wait_ms = ticks_diff(self._since_ms, now_ms)
             if self.wait_ms <= 0:
                 self._open(now_ms)
-        else:
+        elif state == _OPENING:
             self._try_open(now_ms)
+        elif self.disconnect(0, None, now_ms):
+            self._retry_at(now_ms)
+            self._close()
         return NOTHING
 
     def _check(self, now_ms: int) -> "Any":

@@ -129,6 +129,8 @@ class Loopback:
             self.give(packet(0xB0, one[2:4]))
         elif kind == 12:
             self.give(b"\xd0\x00")
+        elif kind == 14:
+            self.drop()
 
     def of(self, kind):
         """Return the packets of a type that were received."""

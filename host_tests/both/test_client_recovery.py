@@ -1,11 +1,13 @@
 """The client with failing links, stores and timers (Q4, R4, R6, S6). Each test reproduces a defect of an earlier version."""
 
 import sys
+from errno import EAGAIN
 
 import pytest
 
 from flashmqtt.backoff import Backoff
 from flashmqtt.client import Client
+from flashmqtt.compat import ticks_diff, ticks_ms
 from flashmqtt.errors import ConnectRefused, StoreWorn, UsageError
 from flashmqtt.flash.ram import RamRegion
 from flashmqtt.journal.journal import DROP_OLDEST, Journal
@@ -14,6 +16,53 @@ from flashmqtt.simple import MQTTClient
 from loopback import Loopback, poll_until
 from test_client import PATIENCE_S, client, connected
 from wire import CutStore, publish, pubrel
+
+
+class Patient(Loopback):
+    """Notes whether the client had already closed the connection when its DISCONNECT was read; closes it if `closes`."""
+
+    closes = True
+    had_closed = None
+
+    def take(self, one):
+        if one[0] == 0xE0:
+            try:
+                self.had_closed = self.link.recv(1) == b""
+            except OSError as error:
+                self.had_closed = error.errno != EAGAIN
+            self.present = 0
+        if one[0] != 0xE0 or self.closes:
+            super().take(one)
+
+
+@pytest.mark.req("W11")
+def test_broker_can_read_disconnect_before_the_client_closes():
+    broker = Patient()
+    mqtt = client(broker)
+    mqtt.connect()
+    mqtt.disconnect()
+    assert broker.had_closed is False
+
+
+@pytest.mark.req("W11")
+def test_broker_can_read_disconnect_before_the_client_reconnects():
+    broker = Patient()
+    broker.present = 1  # a session from before this store: the client discards it, with a second connection
+    mqtt = client(broker, store=CutStore())
+    assert mqtt.connect() is False
+    assert broker.connects > 1 and broker.had_closed is False
+    mqtt.disconnect()
+
+
+@pytest.mark.req("W11")
+def test_disconnect_ends_if_the_broker_does_not_close():
+    broker = Patient()
+    broker.closes = False
+    mqtt = client(broker)
+    mqtt.connect()
+    begin = ticks_ms()
+    mqtt.disconnect()
+    assert ticks_diff(ticks_ms(), begin) < PATIENCE_S * 500 and broker.had_closed is False
 
 
 @pytest.mark.req("Q4", "R4")
