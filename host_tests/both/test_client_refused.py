@@ -6,7 +6,7 @@ from flashmqtt.backoff import Backoff
 from flashmqtt.client import Client
 from flashmqtt.errors import Refused
 from loopback import Loopback, poll_until
-from wire import puback
+from wire import packet, puback
 
 PATIENCE_S = 60  # deadline for expected events, on a busy machine
 
@@ -132,6 +132,25 @@ def test_wrong_packet_id_in_answers_blocks_no_other_message():
     good = mqtt.publish("a", "yes", qos=1)
     outcome(mqtt, bad, good)
     assert mqtt.reports == [(bad, 0x101)]
+    broker.close()
+
+
+@pytest.mark.req("R3", "W12")
+@pytest.mark.parametrize("qos", [1, 2])
+def test_invalid_reason_code_for_a_message_blocks_no_other_message(qos):
+    def refusal(broker):  # as mosquitto with `message_size_limit`: "packet too large"
+        broker.give(packet(0x40 if qos == 1 else 0x50, broker.packet_id + b"\x95"))
+
+    def refuses(one):
+        broker.packet_id = one[5:7]
+        return one[-1:] == b"!"
+
+    broker = Picky(refuses, refusal)
+    mqtt = client(broker, level=5)
+    bad = mqtt.publish("a", "no!", qos)
+    good = mqtt.publish("a", "yes", qos=1)
+    outcome(mqtt, bad, good)
+    assert mqtt.reports == [(bad, 0x102)]
     broker.close()
 
 

@@ -34,7 +34,9 @@ def checked_code(packet_type: int, code: int) -> int:
     """Return the code, or raise MalformedPacket if a packet of this `packet_type` must not have it."""
     if code in _ALLOWED[packet_type]:
         return code
-    raise MalformedPacket("reason code 0x%02x in packet type %d" % (code, packet_type))
+    error = MalformedPacket("reason code 0x%02x in packet type %d" % (code, packet_type))
+    error.packet_type = packet_type  # type: ignore[attr-defined]  # for `session/suspect.py`
+    raise error
 
 
 def read_properties(decoder: "Any", buf: "bytearray | memoryview", at: int, end: int, after: int) -> int:

@@ -16,7 +16,7 @@ all earlier packets. After that the message is sent, alone in flight, and anothe
 
 - the broker closes the connection (FIN, RST; 5: a DISCONNECT whose reason is about a packet and not about the server), a part of
   the message was sent, and nothing else was sent since: no QoS 0 message, and no SUBSCRIBE or UNSUBSCRIBE that is unanswered; or
-- the broker answers it with the wrong packet; or
+- the broker answers it with the wrong packet, or at level 5 with an invalid reason code; or
 - the broker answers the PINGREQ after the message, and another PINGREQ 5 s later (or after a third of `response_s`, if that is
   shorter), and the connection ends for any reason.
 
@@ -48,6 +48,7 @@ WRONG = 0x102  # the broker answers it with the wrong packet
 
 # Reason codes of a server's DISCONNECT that are not about a message (5, section 3.14.2.1).
 _NOT_A_MESSAGE = b"\x00\x89\x8b\x8d\x8e\x96\x97\x98\x9c\x9d\x9f\xa0"
+_ANSWERS = (4, 5, 7)  # PUBACK, PUBREC, PUBCOMP
 _EPIPE = const(32)
 _TLS_ENDS = (-0x7280, -0x7880)  # Mbed TLS: the peer has closed without, or with, a close alert
 
@@ -253,7 +254,7 @@ class Suspect:
         session = self._session
         if self._stage < _PUT or not session.flight:
             return 0
-        if self._wrong:
+        if self._wrong or getattr(error, "packet_type", 0) in _ANSWERS:
             return WRONG
         if self._stage == _PING_3_ANSWERED:
             return SILENT
