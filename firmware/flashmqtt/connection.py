@@ -395,9 +395,9 @@ class Connection:
         if not present:
             session.lost()
         session.write_note(self.client_id, self.broker)
+        self._purge = False  # the old session is discarded
         if clean and not self.clean and level != _LEVEL_5:
-            self._purge = False  # the old session is discarded; the next connection is the one to use
-            return self._restart()
+            return self._restart()  # the next connection is the one to use
         self.session_present = present
         doubtful = present and self._doubtful
         session.connected(not present or doubtful or level == 3, doubtful)

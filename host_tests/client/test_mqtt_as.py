@@ -137,6 +137,23 @@ def test_each_configuration_key_sets_its_client_option():
     assert not always.clean and not always._purge
 
 
+@pytest.mark.req("Q8")
+@pytest.mark.parametrize("mqttv5", [False, True])
+def test_clean_init_discards_the_session_of_an_earlier_run_only_once(tmp_path, mqttv5):
+    async def sessions(port):
+        present = []
+        for _ in range(2):  # the second client is a restarted program
+            client = made(port=port, client_id="me", clean=False, mqttv5=mqttv5)
+            for _ in range(3):
+                present.append(await client.connect())
+                await client.disconnect()
+        return present
+
+    with Broker(tmp_path / "broker", kind="mosquitto") as broker:
+        present = asyncio.run(sessions(broker.port))
+    assert present == [False, True, True] * 2
+
+
 @pytest.mark.parametrize("debug", [False, True])
 def test_network_and_client_share_one_log(monkeypatch, debug):
     lines: list[str] = []
