@@ -2,9 +2,9 @@
 
 `step` does all work that needs no waiting, up to a limit, and returns the next event. The clients wait, each in its own way,
 until `sock` is ready or `wait_ms` has passed. Every state has a deadline. Each attempt looks the name up again and tries the next
-of its addresses. Only the name lookup can block, as long as the system's resolver does; on a board that is bounded (lwIP gives up
-after 7 s per name server), and a numeric address needs no lookup. The TLS handshake runs in steps and returns to the caller after
-each; one step may take seconds on a slow chip (TLS.md). This module knows no packets and no handlers.
+of its addresses. Only the name lookup can block, on a board for 7 s per name server (lwIP); a numeric address needs none. The
+TLS handshake returns to the caller after each step, which may take seconds on a slow chip (TLS.md). This module knows no packets
+and no handlers.
 """
 
 import socket
@@ -124,7 +124,7 @@ class Link:
         return self.connection.state == OPEN
 
     def check_expected(self) -> None:
-        """Raise an error if no connection is to be expected: the broker or the client refused, or the program disconnected."""
+        """Raise an error if no connection is to be expected: one side refused, or the program disconnected."""
         error = self.error
         if isinstance(error, FlashMqttError) and error.refusal:
             raise error
@@ -160,8 +160,8 @@ class Link:
             connection.put_error_disconnect(error)
         state = connection.state
         backoff = self.backoff
-        # An attempt that fails before the socket connects (no network, unknown name) puts no load on a broker. While the first
-        # connection is being set up, delays stay short too: a person may be waiting for the result.
+        # An attempt without a socket (no network, unknown name) puts no load on a broker. Before the first connection, a person
+        # may be waiting for the result.
         near = self._state == _DOWN and error.args[:1] != (_REFUSED,)
         if near or not (self.connects or self._is_known()):
             while backoff.step and backoff.limit_ms() > _NEAR_MS:
@@ -329,7 +329,7 @@ class Link:
         return False
 
     def _shake(self, now_ms: int) -> "Any":
-        """Return the events to poll for before the next handshake step; feed, as the last step may have taken seconds."""
+        """Return the events to poll for; feed, as the last step of the handshake may have taken seconds."""
         if self.feed:
             self.feed()
         shaking = self.shaking
@@ -453,7 +453,7 @@ class Link:
         self._keep_step()
 
     def _is_known(self) -> "Any":
-        """Return whether the store's note, with its backoff step, is for this client id and this broker."""
+        """Return whether the store's note is for this client id and this broker."""
         session = self._session
         return session.remember and session.has_note(self.connection.client_id, self.connection.broker)
 
