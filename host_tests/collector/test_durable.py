@@ -1,5 +1,6 @@
 """A file that is replaced has its old content or its new one; its temporary file does not stay."""
 
+import errno
 import os
 
 import pytest
@@ -19,6 +20,13 @@ def test_error_names_the_file_and_not_its_temporary_name(tmp_path):
     with pytest.raises(OSError) as raised, durable.replacing(tmp_path / "none" / "file", "w"):
         pass
     assert raised.value.filename == str(tmp_path / "none" / "file")
+
+
+def test_error_of_a_write_names_the_file(tmp_path):
+    """The operating system's error of a write has no name: only that of opening a file has one."""
+    with pytest.raises(OSError) as raised, durable.replacing(tmp_path / "file"):
+        raise OSError(errno.ENOSPC, "No space left on device")
+    assert raised.value.filename == str(tmp_path / "file")
 
 
 @pytest.mark.parametrize("sync", [True, False])

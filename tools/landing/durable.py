@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+"""Errors of a write; the operating system does not name the file."""
 
 
 @contextlib.contextmanager
@@ -35,8 +39,10 @@ def replacing(
     except BaseException as error:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.filename == str(temporary):
-            error.filename = str(path)
+        if isinstance(error, OSError):
+            is_write = error.filename is None and error.errno in FULL
+            if is_write or error.filename == str(temporary):
+                error.filename = str(path)
         raise
     if sync:
         sync_directory(path.parent)
