@@ -278,7 +278,7 @@ class Client:
             for task, _ in tasks:
                 while not task.done():  # `await task` could not tell its cancellation from ours
                     await _sleep_ms(0)
-            if link.is_open():
+            if self.connection.state >= OPEN:
                 begin = ticks_ms()
                 while not link.disconnect(code, properties, ticks_ms()) and ticks_diff(ticks_ms(), begin) < 1000:
                     await _sleep_ms(5)

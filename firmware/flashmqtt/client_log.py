@@ -166,6 +166,7 @@ class ClientLog:
             self._repeated = False
             present = self._client.connection.session_present
             self._write("broker: connected, %s" % ("session resumed" if present else "a new session"))
+            self._log_refusals(now_ms)
         elif event == _SUBSCRIBED:
             self._log_refusals(now_ms)
         elif event == _IN_DOUBT:
@@ -183,14 +184,14 @@ class ClientLog:
             self._write("too long: %d bytes to %s; buffer_bytes is too small" % (handle, topic))
 
     def _log_refusals(self, now_ms: int) -> None:
-        """Log the subscriptions that the broker has just refused."""
+        """Log the subscriptions that were refused since the last call."""
         for entry in self._session.subscriptions:
             name = bytes(entry.filter)
             if entry.state == _DECLINED and self._declined.get(name) != entry.refusals:
                 self._declined[name] = entry.refusals
                 wait_s = ticks_diff(entry.again_ms, now_ms) // 1000
-                text = "refused: subscription %s: the broker answers 0x%02x; again in %d s"
-                self._write(text % (str(name, "utf-8"), entry.code, wait_s))
+                why = _CODES.get(entry.code) or "the broker answers 0x%02x" % entry.code
+                self._write("refused: subscription %s: %s; again in %d s" % (str(name, "utf-8"), why, wait_s))
 
     def _store(
         self,

@@ -120,11 +120,11 @@ class Link:
             backoff.step = max(backoff.step, self._session.kept_step())
 
     def is_open(self) -> bool:
-        """Return whether the broker has accepted the connection and it is still open."""
+        """Return whether the broker has accepted the connection."""
         return self.connection.state == OPEN
 
     def check_expected(self) -> None:
-        """Raise an error if no connection is to be expected: one side refused, or the program disconnected."""
+        """Raise an error if no connection is to be expected: a refusal, or the program disconnected."""
         error = self.error
         if isinstance(error, FlashMqttError) and error.refusal:
             raise error
@@ -138,7 +138,7 @@ class Link:
             self._retry_at(ticks_add(now_ms, delay))
 
     def stop(self) -> None:
-        """Close the socket and stay closed [MQTT-3.14.4-1]; 5: [MQTT-3.14.4-2]."""
+        """Close the socket, and stay closed [MQTT-3.14.4-1]; 5: [MQTT-3.14.4-2]."""
         self._state = _STOPPED
         self.reported = False
         self._close()
@@ -160,7 +160,7 @@ class Link:
             connection.put_error_disconnect(error)
         state = connection.state
         backoff = self.backoff
-        # An attempt without a socket (no network, unknown name) puts no load on a broker. Before the first connection, a person
+        # An attempt without a socket (no network, no such name) puts no load on a broker. Before the first connection, a person
         # may be waiting for the result.
         near = self._state == _DOWN and error.args[:1] != (_REFUSED,)
         if near or not (self.connects or self._is_known()):
@@ -191,7 +191,7 @@ class Link:
         if self._state != _UP:
             event = self._connect(now_ms)
         else:
-            # If the socket was drained, no received packet is left: read first.
+            # If it was drained, no received packet is left: read first.
             event = NOTHING if self.drained else self._process(now_ms)
             while event != MESSAGE:
                 if event == NOTHING:
@@ -209,7 +209,6 @@ class Link:
                         continue  # the window is larger than the output buffer: send the rest without waiting for an answer
                     n = self._reads
                     if n >= _READS or self.shaking:  # the write of CONNECT advances the handshake
-                        # Nothing to read, or enough was read.
                         self.wait_ms = ticks_diff(self._check_ms, now_ms)
                         if self.wait_ms <= 0 or (self._unproved and session.proved):
                             self.wait_ms = self._check(now_ms)
@@ -264,7 +263,7 @@ class Link:
         return event
 
     def ended(self, error: "Any", now_ms: int) -> None:
-        """Process what `step` raised. An error of the network or the peer ends the connection and is kept in `error`.
+        """Process what `step` raised. An error of network or peer ends the connection and is kept in `error`.
 
         Raises:
             error: it is an error of the store or the caller.
@@ -278,7 +277,7 @@ class Link:
         self.fail(error, now_ms)
 
     def flush(self, now_ms: int) -> None:
-        """Put and write packets without waiting. A network error ends the connection and is not raised."""
+        """Put and write packets. A network error ends the connection and is not raised."""
         if self._state == _UP:
             try:
                 while True:
@@ -358,7 +357,7 @@ class Link:
         return NOTHING
 
     def _check(self, now_ms: int) -> "Any":
-        """Do what is due; return the ms until the next check."""
+        """Do what is due; return the ms to the next check."""
         wait = ticks_diff(self._check_ms, now_ms)
         if wait <= 0:  # not earlier: events since the last check can only delay what is due
             wait = min(self.connection.check(now_ms), _IDLE_MS)
@@ -404,7 +403,7 @@ class Link:
         self.wait_ms = self.timeout_ms
 
     def _guard(self) -> "Any":
-        """Feed once; return a timer that feeds during the name lookup, or None if the port has none."""
+        """Feed once; return a timer that feeds during the lookup, or None if the port has none."""
         self.feed()
         try:
             from .guard import Guard
@@ -447,18 +446,18 @@ class Link:
         self.wait_ms = 0
 
     def _prove(self) -> None:
-        """This connection has lasted or delivered a message: the next outage begins with the shortest delay."""
+        """This connection has lasted or delivered a message: the next delay is the shortest."""
         self._unproved = False
         self.backoff.step = 0
         self._keep_step()
 
     def _is_known(self) -> "Any":
-        """Return whether the store's note is for this client id and this broker."""
+        """Return whether the note is for this client and broker."""
         session = self._session
         return session.remember and session.has_note(self.connection.client_id, self.connection.broker)
 
     def _keep_step(self) -> None:
-        """Keep the step across a reboot. Steps 1 and 2 are not worth a write: such an outage lasts seconds."""
+        """Keep the step across a reboot. Steps 1 and 2 are not worth a write."""
         if self._is_known():
             step = self.backoff.step
             self._session.keep_step(step if step > 2 else 0)

@@ -1,18 +1,13 @@
 """TLS with verification: an SSLContext for `Client(tls=...)`, on MicroPython and CPython.
 
 Certificate and host name are checked unless `insecure=True` is given. A board has no CA store, so `ca` is required. A certificate
-is valid between two dates, so a board must set its clock first (`ntptime.settime()`); if a handshake fails because of the clock,
-the error says so.
+is valid between two dates, so set a board's clock first (`ntptime.settime()`).
 """
 
 import ssl
 import sys
 
-from .compat import TYPE_CHECKING
 from .errors import ConnectionLost, UsageError
-
-if TYPE_CHECKING:
-    from typing import Any  # noqa: TID251
 
 _HOSTED = sys.implementation.name != "micropython"
 
@@ -67,44 +62,26 @@ def context(
     return tls
 
 
-def explained(error: "Exception") -> "Exception | None":
-    """Return a CertificateRefused or ConnectionLost that tells why a handshake failed; or the error itself."""
-    text = str(error)
-    # mbedTLS: -0x7200, no TLS record; -0x7280, the end of the stream.
+def explained(error: "Exception") -> "Exception":
+    """Return a CertificateRefused or ConnectionLost that tells why a handshake failed, or the error."""
+    text = " ".join(str(error).split())
+    # OpenSSL has sentences, mbedTLS names or only a number: -0x7200, no TLS record; -0x7280, the end of the stream; -0x7780, a
+    # fatal alert; -0x2700, not verified.
     if "29184" in text or "29312" in text or "INVALID_RECORD" in text or "EOF" in text or "WRONG_VERSION" in text:
-        return ConnectionLost("no TLS handshake: does the broker speak TLS on this port? (%s)" % " ".join(text.split()))
-    text = _reason(error)
-    return CertificateRefused(text) if text else error
-
-
-def _reason(error: "Any") -> "Any":
-    text = str(error)
-    # mbedTLS has names or only a number (-0x7780: a fatal alert; -0x2700: not verified), OpenSSL has sentences.
+        return ConnectionLost("no TLS handshake: does the broker speak TLS on this port? (%s)" % text)
     if "ALERT" in text or "alert" in text or "30592" in text:
-        return (
-            "the broker refused the handshake: does it want a client certificate, or not trust ours? (%s)"
-            % " ".join(text.split())
-        )
-    if "expired" in text or "EXPIRED" in text or "not yet valid" in text or "FUTURE" in text or "validity" in text:
-        return _dates()
-    if "CERT" in text or "X509" in text or "certificate" in text or "9984" in text:
-        year = _year()
-        if year < 2024:
-            return _dates()
-        return "the broker's certificate was refused: " + " ".join(text.split())
-    return None
-
-
-def _dates() -> "Any":
-    if _year() < 2024:
-        return (
-            "the broker's certificate was refused because this board's clock is not set (year %d): set it first"
-            % _year()
-        )
-    return "the broker's certificate has expired, or is not valid yet"
-
-
-def _year() -> "Any":
+        text = "the broker refused the handshake: does it want a client certificate, or not trust ours? (%s)" % text
+        return CertificateRefused(text)
+    dates = "expired" in text or "EXPIRED" in text or "not yet valid" in text or "FUTURE" in text or "validity" in text
+    if not dates and "CERT" not in text and "X509" not in text and "certificate" not in text and "9984" not in text:
+        return error
     from time import localtime
 
-    return localtime()[0]
+    year = localtime()[0]
+    if year < 2024:
+        text = "was refused because this board's clock is not set (year %d): set it first" % year
+    elif dates:
+        text = "has expired, or is not valid yet"
+    else:
+        text = "was refused: " + text
+    return CertificateRefused("the broker's certificate " + text)

@@ -2,9 +2,9 @@
 
 import pytest
 
-from flashmqtt.errors import BufferTooSmall, InvalidTopic, ProtocolError, UsageError
+from flashmqtt.errors import BufferTooSmall, InvalidTopic, ProtocolError, Refused, UsageError
 from flashmqtt.session.subscriptions import DECLINED, GRANTED
-from wire import connected, id_of, packet, peer, suback, subscribed, text, unsuback
+from wire import connack, connected, id_of, packet, peer, puback, suback, subscribed, text, unsuback
 
 
 @pytest.mark.req("Q8")
@@ -67,6 +67,48 @@ def test_refused_subscription_is_requested_again_after_doubling_delays():
             else:
                 broker.give(b"\xd0\0")
     assert asked == [10000, 30000, 70000]
+
+
+@pytest.mark.req("Q8", "W11", "R4")
+def test_subscription_on_which_the_broker_closes_the_connection_does_not_stop_the_others_and_messages():
+    broker = connected()
+    session = broker.session
+    bad = session.subscribe(b"forbidden", 1)
+    good = session.subscribe(b"good", 0)
+    began = broker.now
+    asked = []
+    connections = 0
+
+    def serve():
+        """Answer all but SUBSCRIBE for the filter `forbidden`; return whether the connection is still there."""
+        for one in broker.took():
+            if one[0] != 0x82:
+                broker.give(b"\xd0\0" if one[0] == 0xC0 else puback(one[5] << 8 | one[6]))
+            elif b"forbidden" in one:
+                asked.append(broker.now - began)
+                broker.drop()
+                return False
+            else:
+                broker.give(suback(id_of(one), 0))
+        return True
+
+    handle = session.publish(b"a", b"x", 1)
+    while broker.now < began + 80000:
+        broker.now += 500
+        broker.connection.check(broker.now)
+        if not serve():
+            connections += 1
+            if connections == 3:
+                assert not session.delivered(handle)
+            broker.connection.start(broker.now)
+            broker.took()
+            broker.give(connack(1))
+    assert asked == [500, 1000, 1500, 11000, 31000, 71000] and connections == 6
+    assert session.delivered(handle) and good.state == GRANTED
+    assert bad.state == DECLINED and bad.code == 0x100
+    with pytest.raises(Refused):
+        session.subscribe(b"forbidden", 1).granted()  # not asked for before its time
+    assert broker.took() == []
 
 
 @pytest.mark.req("W11")

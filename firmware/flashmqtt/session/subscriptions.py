@@ -2,8 +2,9 @@
 
 One SUBSCRIBE or UNSUBSCRIBE is in flight at a time, with all filters that are (not) wanted at that moment. If the
 broker loses the session, the client subscribes again. A refused subscription is asked for again with every new connection, and
-after 10 s, 20 s and so on up to an hour: the broker may be busy, or a right be granted later. It knows session and output; it
-keeps handlers without calling them.
+after 10 s, 20 s and so on up to an hour: the broker may be busy, or a right be granted later. Some brokers close the connection
+instead. So an unanswered filter is asked for alone, and after three such connections only at these times. This module calls no
+handler.
 """
 
 from flashmqtt.codec.subscribe import put_subscribe, put_unsubscribe
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 _SUBACK = const(9)
 _LEVEL_5 = const(5)
 _REFUSED = const(0x80)  # a SUBACK's code from here on is a refusal
+_CLOSED = const(0x100)  # as in `suspect.py`
+_MOST_UNANSWERED = const(3)
 _SUBSCRIBED = const(5)  # an event
 _AGAIN_MS = const(10000)  # delay before a refused subscription is asked for again, doubled every time
 _LONGEST_MS = const(3600000)
@@ -51,6 +54,7 @@ class Subscription:
         self.state = _TO_SUBSCRIBE
         self.code = 0  # the granted QoS, or the refusal; after UNSUBSCRIBE, UNSUBACK's reason code
         self.refusals = 0  # how often it was refused in a row
+        self.unanswered = 0  # how often it was asked for since the last answer
         self.again_ms = 0  # when to ask again after a refusal
 
     def takes(self, message: "Any") -> "Any":
@@ -133,8 +137,9 @@ class Requests:
         entry.handler = handler
         entry.awaited = False
         entry.properties = properties
-        entry.state = _TO_SUBSCRIBE
-        entry.refusals = 0
+        if entry.unanswered < _MOST_UNANSWERED:
+            entry.state = _TO_SUBSCRIBE
+            entry.refusals = 0
         self.changed()
         return entry
 
@@ -177,6 +182,9 @@ class Requests:
         for entry in session.subscriptions:
             if entry.state == _UNSUBSCRIBE_SENT:
                 entry.state = _TO_UNSUBSCRIBE
+            elif entry.unanswered >= _MOST_UNANSWERED:
+                if entry.state == _SUBSCRIBE_SENT:
+                    entry.decline(_CLOSED, self._put_ms)
             elif entry.state == _SUBSCRIBE_SENT or entry.state == DECLINED or (entry.state == GRANTED and restore):
                 entry.state = _TO_SUBSCRIBE
         session.wants_request = bool(session.subscriptions)
@@ -220,6 +228,7 @@ class Requests:
         for entry in self._asked:
             if entry.state == _TO_SUBSCRIBE or entry.state == _TO_UNSUBSCRIBE:
                 entry.state += _SUBSCRIBE_SENT - _TO_SUBSCRIBE
+                entry.unanswered += 1
 
     def _collect(self, state: int, now_ms: int) -> "Any":
         """Set `_asked` to the entries in this state, as many as fit in one request; return them."""
@@ -227,6 +236,9 @@ class Requests:
         asked = []
         for entry in session.subscriptions:
             if entry.state == state:
+                if entry.unanswered:
+                    asked = [entry]
+                    break
                 asked.append(entry)
         if session.five:
             asked = session.five.together(asked, now_ms)
@@ -251,6 +263,7 @@ class Requests:
             entry = asked[i]
             # The state of an entry that was changed meanwhile is neither: its next request is still to be sent.
             code = packet.buffer[packet.codes_start + i] if count else 0
+            entry.unanswered = 0
             if entry.state == _SUBSCRIBE_SENT:
                 if code >= _REFUSED:
                     entry.decline(code, self._put_ms)
