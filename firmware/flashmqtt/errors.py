@@ -109,7 +109,7 @@ class StoreError(FlashMqttError):
 
 
 class FlashFailed(StoreError):
-    """A program or erase operation failed: the read-back differs, or the device reported an error."""
+    """A read, program or erase operation failed: the read-back differs, or the device reported an error."""
 
 
 class StoreFull(StoreError):
