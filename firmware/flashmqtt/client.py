@@ -584,9 +584,9 @@ class Client:
         """Subscribe; return the granted QoS. The client subscribes again whenever the broker loses the session.
 
         Without a connection the client remembers the subscription and returns None. It also remembers a refused subscription: it
-        asks again with every new connection, and after 10 s, 20 s and so on up to an hour, until `unsubscribe` is called. If three
-        connections end without an answer, the code is 0x100, and it asks again only at these times: some brokers close the
-        connection instead of refusing.
+        asks again with every new connection, and after 10 s, 20 s and so on up to an hour, until `unsubscribe` is called. If
+        three connections end without an answer, the code is 0x100, and it asks again only at these times: some brokers close
+        the connection instead of refusing.
 
         Args:
             filter_: str or bytes; `+` matches one level, a final `#` matches all further levels (§4.7). Or a list of filters, or

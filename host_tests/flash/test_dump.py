@@ -117,7 +117,7 @@ def test_dump_of_a_path_without_a_journal_says_what_to_do(tmp_path: Path) -> Non
 
 
 def test_make_dump_refuses_two_ports_by_name() -> None:
-    make = ["make", "-n", "-o", "setup", "dump", "FROM=/dev/a", "PORT=/dev/b"]
+    make = ["make", "--no-print-directory", "-n", "-o", "setup", "dump", "FROM=/dev/a", "PORT=/dev/b"]
     ran = subprocess.run(make, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
     assert (ran.returncode, ran.stdout) == (2, "") and "give FROM=/dev/a or PORT=/dev/b, not both" in ran.stderr
 

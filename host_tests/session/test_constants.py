@@ -16,7 +16,7 @@ NAME = re.compile(r"_?([A-Z][A-Z0-9_]*)")
 # Constants whose meaning differs from that of their name in other modules: (name, path of the modules) -> meaning.
 OTHERS = {
     ("AGAIN_MS", "app/clock"): "until the clock is set again; else a refused subscription's delay",
-    ("CLOSED", "flashmqtt/session/suspect"): "a code of on_refused; else a connection's state",
+    ("CLOSED", "flashmqtt/session"): "a code of on_refused; else a connection's state",
     ("DONE", "flashmqtt/session/waiting"): "the state of a waiting message; else an action of the flows",
     ("DOUBLINGS", "flashmqtt/session/waiting"): "of a handler's delay; else of a refused subscription's",
     ("HEADER", "flashmqtt/handshake"): "of a TLS record; else of the journal's sectors",
