@@ -278,10 +278,11 @@ class Client:
             for task, _ in tasks:
                 while not task.done():  # `await task` could not tell its cancellation from ours
                     await _sleep_ms(0)
-            if self.connection.state >= OPEN:
-                begin = ticks_ms()
-                while not link.disconnect(code, properties, ticks_ms()) and ticks_diff(ticks_ms(), begin) < 1000:
-                    await _sleep_ms(5)
+            begin = ticks_ms()
+            while self.connection.state >= OPEN:  # or another task has closed meanwhile
+                if link.disconnect(code, properties, ticks_ms()) or ticks_diff(ticks_ms(), begin) >= 1000:
+                    break
+                await _sleep_ms(5)
         except (OSError, ConnectionLost):
             pass
         finally:

@@ -96,6 +96,19 @@ def test_connect_raises_at_once_when_the_program_disconnects_meanwhile(awaits):
     run(case)
 
 
+@pytest.mark.req("W11", "R4")
+def test_two_tasks_disconnect_at_the_same_time():
+    async def case(broker):
+        mqtt = client(broker)
+        await mqtt.connect()
+        await asyncio.gather(mqtt.disconnect(), mqtt.disconnect())
+        assert not mqtt.connected
+        await mqtt.connect()
+        await mqtt.disconnect()
+
+    run(case)
+
+
 @pytest.mark.req("Q1", "Q2")
 def test_publish_returns_once_stored_and_delivered_once_acknowledged():
     async def case(broker):

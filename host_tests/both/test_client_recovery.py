@@ -2,6 +2,7 @@
 
 import sys
 from errno import EAGAIN
+from struct import pack
 
 import pytest
 
@@ -63,6 +64,71 @@ def test_disconnect_ends_if_the_broker_does_not_close():
     begin = ticks_ms()
     mqtt.disconnect()
     assert ticks_diff(ticks_ms(), begin) < PATIENCE_S * 500 and broker.had_closed is False
+
+
+@pytest.mark.req("Q4", "W11")
+def test_message_stays_the_same_while_its_handler_disconnects_and_the_broker_continues_to_send():
+    class Busy(Patient):
+        def take(self, one):
+            if one[0] == 0xE0:
+                self.give(publish(b"zzz", b"z" * 300))
+            super().take(one)
+
+    broker = Busy()
+    mqtt = client(broker)
+    mqtt.connect()
+    got = []
+
+    def first(message):
+        mqtt.disconnect()
+        got.append((message.topic, message.payload))
+
+    mqtt.subscribe("a/#", 1, first)
+    mqtt.subscribe("+/b", 1, lambda message: got.append((message.topic, message.payload)))
+    broker.give(publish(b"a/b", b"stop", 1, 7))
+    poll_until(mqtt, lambda: got)
+    assert got == [("a/b", b"stop")] * 2 and not mqtt.connected
+
+
+@pytest.mark.req("W11", "R4")
+def test_reconnect_at_the_client_s_own_wish_sends_disconnect_at_once():
+    class Counting(Patient):
+        polls = 0
+
+        def take(self, one):
+            if one[0] >> 4 in (1, 14):
+                at.append(self.polls)
+            super().take(one)
+
+    at = []  # the number of calls of `poll` before each CONNECT and DISCONNECT
+    broker = Counting()
+    broker.present = 1
+    mqtt = Client("127.0.0.1", broker.port, "me", CutStore())
+    mqtt.start()
+    while broker.connects < 2:
+        mqtt.poll(0)
+        broker.polls += 1
+        broker()
+    assert at[1] == at[0] + 1
+    mqtt.disconnect()
+    broker.close()
+
+
+@pytest.mark.req("W11", "R4")
+def test_reset_after_disconnect_does_not_delay_the_reconnect():
+    class Resetting(Patient):
+        def take(self, one):
+            if one[0] == 0xE0:
+                self.link.setsockopt(1, 13, pack("ii", 1, 0))  # SOL_SOCKET, SO_LINGER: close with RST
+            super().take(one)
+
+    broker = Resetting()
+    broker.present = 1
+    delays = []
+    mqtt = client(broker, store=CutStore(), backoff=Backoff(random_below=lambda n: delays.append(n) or 0))
+    assert mqtt.connect() is False and mqtt.error is None
+    assert broker.connects > 1 and delays == []
+    mqtt.disconnect()
 
 
 @pytest.mark.req("Q4", "R4")
