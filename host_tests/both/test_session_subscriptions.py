@@ -111,6 +111,27 @@ def test_subscription_on_which_the_broker_closes_the_connection_does_not_stop_th
     assert broker.took() == []
 
 
+@pytest.mark.req("Q8", "W11")
+@pytest.mark.parametrize("sent", [False, True])
+def test_subscription_that_was_not_answered_is_made_again_after_unsubscribe(sent):
+    broker = connected()
+    broker.session.subscribe(b"x", 1)
+    for _ in range(3):
+        broker.took()
+        broker.drop()
+        broker.connect(1)
+    broker.session.unsubscribe(b"x")
+    if sent:
+        (ends,) = broker.took()
+    entry = broker.session.subscribe(b"x", 1)
+    if sent:
+        broker.give(unsuback(id_of(ends)))
+    (request,) = broker.took()
+    assert request[0] == 0x82
+    broker.give(suback(id_of(request), 1))
+    assert entry.state == GRANTED and broker.session.subscriptions == [entry]
+
+
 @pytest.mark.req("W11")
 def test_unsubscribe_of_unknown_filter_is_sent_to_the_broker():
     broker = connected()

@@ -137,7 +137,7 @@ class Requests:
         entry.handler = handler
         entry.awaited = False
         entry.properties = properties
-        if entry.unanswered < _MOST_UNANSWERED:
+        if entry.unanswered < _MOST_UNANSWERED or entry.state > DECLINED:
             entry.state = _TO_SUBSCRIBE
             entry.refusals = 0
         self.changed()
