@@ -569,6 +569,21 @@ def test_subscription_that_the_server_does_not_support_is_declined_and_not_sent(
     assert all(one in asked for one in filters[1:])
 
 
+@pytest.mark.req("W12", "W11")
+def test_unanswered_subscription_that_the_next_server_does_not_support_does_not_stop_the_others():
+    broker = Peer5()
+    broker.connect()
+    refused = broker.session.subscribe(b"a/#", 1)
+    broker.took()
+    broker.drop()
+    broker.properties = b"\x28\x00"  # Wildcard Subscription Available: 0
+    plain = broker.session.subscribe(b"b", 1)
+    (asked,) = broker.connect(1)
+    assert asked == subscribe5(id_of(asked), b"", (b"b", 1))
+    broker.give(suback5(id_of(asked), 1))
+    assert refused.code == 0xA2 and plain.code == 1
+
+
 @pytest.mark.req("W12", "W13")
 def test_client_with_chunks_sends_no_maximum_packet_size():
     session = Session(RamStore(), 5, 4)

@@ -236,12 +236,13 @@ class Requests:
         asked = []
         for entry in session.subscriptions:
             if entry.state == state:
-                if entry.unanswered:
-                    asked = [entry]
-                    break
                 asked.append(entry)
         if session.five:
             asked = session.five.together(asked, now_ms)
+        for entry in asked:
+            if entry.unanswered:
+                asked = [entry]
+                break
         self._asked = asked
         return asked
 
