@@ -132,6 +132,21 @@ def test_subscription_that_was_not_answered_is_made_again_after_unsubscribe(sent
     assert entry.state == GRANTED and broker.session.subscriptions == [entry]
 
 
+@pytest.mark.req("Q8", "W11")
+def test_subscription_is_asked_for_with_every_connection_that_the_program_ends_before_the_answer():
+    broker = connected()
+    broker.session.subscribe(b"x", 1)
+    (request,) = broker.took()
+    for _ in range(5):
+        assert request[0] == 0x82
+        broker.connection.disconnect()
+        broker.took()
+        broker.drop()
+        (request,) = broker.connect(1)
+    broker.give(suback(id_of(request), 1))
+    assert broker.session.subscriptions[0].state == GRANTED
+
+
 @pytest.mark.req("W11")
 def test_unsubscribe_of_unknown_filter_is_sent_to_the_broker():
     broker = connected()
