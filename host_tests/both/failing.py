@@ -52,3 +52,18 @@ class UnreadableRegion(RamRegion):
         super().erase(sector)
         if self.verifies:
             self.read(sector * self.sector_bytes, bytearray(self.sector_bytes))
+
+
+class StuckRegion(RamRegion):
+    """A bit of sector 0 that can't be programmed: the lowest one of the byte at `stuck`."""
+
+    stuck = 0
+
+    def program(self, offset, buf, again=False):
+        """Program buf but for this bit; raise FlashFailed if it should be 0 and the program is read back."""
+        super().program(offset, buf, again)
+        i = self.stuck - offset
+        if 0 <= i < len(buf) and not buf[i] & 1:
+            self.cells[self.stuck] |= 1
+            if not again:
+                raise FlashFailed("read-back differs")

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from failing import FailingRegion
+from failing import FailingRegion, StuckRegion
 from flashmqtt.errors import FlashFailed, StoreCorrupt, StoreError, StoreForeign, StoreFull, StoreWorn, UsageError
 from flashmqtt.flash.block import BlockRegion
 from flashmqtt.flash.ram import RamRegion
@@ -359,6 +359,18 @@ def test_messages_can_be_held_up_to_the_limit():
 
 
 # --- sectors that fail ---
+
+
+@pytest.mark.req("S1", "S2", "S6")
+@pytest.mark.parametrize(("page_bytes", "stuck"), [(1, 0), (256, 0), (1, 80), (256, 80)])
+def test_bit_that_cannot_be_programmed_in_the_first_sector_costs_no_message(page_bytes, stuck):
+    region = StuckRegion(6, 4096, page_bytes)
+    region.stuck = stuck
+    journal = Journal(region)
+    assert journal.append(MESSAGE, 100) == 1
+    for _ in range(3):
+        journal = Journal(region)
+        assert journal.low == 1 and journal.next_seq == 2 and journal.length(1) == 100
 
 
 @pytest.mark.req("S6")

@@ -132,14 +132,14 @@ class Recovery:
         self._links = bytearray(8 * n)  # from each header: the previous sector's number, end and sequence
         self._continued = bytearray(n)
         self._shown = [-1] * n  # the sequence in a header, whole or damaged; -1: blank
-        # The head's header and last whole record, as read once: a marginal cell may read differently each time.
+        # The head's header and last whole record, as read once: a marginal cell may read differently.
         self._header = bytearray(_PAGE)
         self._last = bytearray(_PAGE)
         self._last_at = self._end = 0
         self._opened = False  # does only its opening make the newest sector count?
         self._mounts = self._clean = 0  # of the sector that was read last: how many mount records, does it end clean?
         self._void_to = 0  # the next opening needs a sequence above this
-        self._magic = False  # does any sector begin with the magic number?
+        self._magic = False  # does a sector begin with MAGIC?
         # Held messages as (key, place), oldest first. A key occurs twice where a discard is damaged: the later message is held.
         self._places: "list[Any]" = []
         self._in_head = False  # does the head have a held message?
@@ -156,7 +156,7 @@ class Recovery:
                 if self._confirm(j, head):
                     self._go_on(j, head)
                     return
-                j._seqs[head] = 0  # valid in one reading and not in the next
+                j._seqs[head] = 0  # valid in one reading only
                 head = self._newest(j)
             j._ring_seq = 1
             self._check_foreign(j)
@@ -194,7 +194,7 @@ class Recovery:
             raise StoreForeign("the journal has version %d, this code reads version 2" % version)
 
     def _newest(self, j: "Any") -> int:
-        """Return the sector that counts with the highest sequence, -1 if there is none."""
+        """Return the sector that counts with the highest sequence, or -1."""
         head = -1
         below = 0x3FFFFFFF
         asked = 0
@@ -206,7 +206,8 @@ class Recovery:
             j._ring_seq = max(j._ring_seq, below)
             counts = self._scan(j, sector, 0)
             if not counts:
-                j._seqs[sector] = 0  # an opening that was cut
+                j._seqs[sector] = 0  # a cut opening
+                below += 1  # two may have one sequence
                 continue
             asked += 1
             if self._clean:
