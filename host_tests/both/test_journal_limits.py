@@ -373,6 +373,28 @@ def test_bit_that_cannot_be_programmed_in_the_first_sector_costs_no_message(page
         assert journal.low == 1 and journal.next_seq == 2 and journal.length(1) == 100
 
 
+@pytest.mark.req("S1", "S2", "S6")
+def test_first_header_in_two_sectors_does_not_look_like_moved_sectors():
+    """Sector 0 failed at the first mount, which was cut in sector 1; later sector 0 worked, and sector 1 did not."""
+
+    class Failing(RamRegion):
+        def erase(self, sector):
+            if sector == 1:
+                raise FlashFailed("erase")
+            super().erase(sector)
+
+    first = StuckRegion(6, 1024)
+    Journal(first)
+    cells = first.cells
+    cells[1024 + 76 : 2048] = b"\xff" * (1024 - 76)  # the header's program was complete, the record's did not begin
+    cells[:1024] = b"\xff" * 1024
+    region = Failing(6, 1024, cells=cells)
+    journal = Journal(region)
+    for _ in range(10):
+        journal.append(MESSAGE, 100)
+    assert drain(Journal(region)) == list(range(1, 11))
+
+
 @pytest.mark.req("S6")
 @pytest.mark.parametrize("kind", KINDS)
 def test_failing_sector_is_skipped_and_nothing_is_lost(kind):

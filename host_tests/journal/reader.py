@@ -246,13 +246,13 @@ class _Reading:
         found = (read_header(number, content, len(self.contents)) for number, content in enumerate(self.contents))
         self.headers: list[Header] = []
         for header in found:
-            if header and header.sequence not in [other.sequence for other in self.headers]:
+            if header:
                 self.headers.append(header)
             if header and header.previous == NOWHERE and header.tail != header.sector:
                 raise Refused("StoreCorrupt")  # sectors were moved [Damage, Refusals]
         for left, right in zip(self.headers, self.headers[1:], strict=False):
             neighbours = right.sector == left.sector + 1
-            if neighbours and 0 < right.previous_sequence == left.sequence and right.previous != left.sector:
+            if neighbours and 1 < right.previous_sequence == left.sequence and right.previous != left.sector:
                 raise Refused("StoreCorrupt")
         self.state = State()
 
@@ -270,8 +270,8 @@ class _Reading:
 
     def head(self) -> Header | None:
         """The counting sector with the highest sequence [Commit rule]."""
-        counting = [header for header in self.headers if self.counts(header)]
-        counting.sort(key=lambda header: header.sequence, reverse=True)
+        first = {header.sequence: header for header in reversed(self.headers) if self.counts(header)}
+        counting = [first[sequence] for sequence in sorted(first, reverse=True)]
         head = counting[0] if counting else None
         for older in counting[1:5]:
             if head and head.sequence <= self.void_to(older):
@@ -310,14 +310,14 @@ class _Reading:
                 return
             wanted, limit, below = at.previous, min(at.previous_end, self.size), at.previous_sequence
             found = [header for header in self.headers if (header.sector, header.sequence) == (wanted, below)]
-            if not found and below < at.sequence and below in [header.sequence for header in self.headers]:
+            if not found and 1 < below < at.sequence and below in [header.sequence for header in self.headers]:
                 raise Refused("StoreCorrupt")  # sectors were moved [Damage, Refusals]
             if below >= at.sequence:  # not older
                 found, below = [], at.sequence
             if not found:
                 yield Gap(), 0
                 limit, torn_apart = self.size, True
-                found = sorted((h for h in self.headers if h.sequence < below), key=lambda h: h.sequence)
+                found = sorted((h for h in self.headers if h.sequence < below), key=lambda h: (h.sequence, -h.sector))
                 if wanted == head.tail or not found:
                     return
             at = found[-1]

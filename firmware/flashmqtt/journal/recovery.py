@@ -182,7 +182,7 @@ class Recovery:
                 if fields[13] != self._sectors or fields[3] != j._shift:
                     raise StoreForeign("a journal of %d sectors of %d bytes" % (fields[13], 1 << fields[3]))
                 # Nearly always, the sector before is the neighbour.
-                if (0 < fields[17] == j._seqs[sector - 1] and fields[15] != sector - 1) or (
+                if (1 < fields[17] == j._seqs[sector - 1] and fields[15] != sector - 1) or (
                     fields[15] == _NONE and fields[14] != sector
                 ):
                     raise StoreCorrupt("sectors were moved")
@@ -453,7 +453,7 @@ class Recovery:
                 break
             before, end, seq = unpack_from("<2HI", self._links, 8 * sector)
             if before >= self._sectors or not 0 < j._seqs[before] == seq < j._seqs[sector]:
-                if 0 < seq < j._seqs[sector] and j._seqs[self._highest(j, seq + 1)] == seq:
+                if 1 < seq < j._seqs[sector] and j._seqs[self._highest(j, seq + 1)] == seq:
                     raise StoreCorrupt("sectors were moved")
                 end = j._sector_bytes
                 # The tail's own header may be damaged.
