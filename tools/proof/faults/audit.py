@@ -46,6 +46,7 @@ class _Ledger:
     open: set[int] = field(default_factory=set)  # ids in flight on this connection
     came: Counter = field(default_factory=Counter)  # (kind, id) of the broker's packets on this connection
     answered: Counter = field(default_factory=Counter)
+    carried: dict[int, bytes] = field(default_factory=dict)  # the broker's ids -> the number of the last message
     past_pubrel: set[int] = field(
         default_factory=set
     )  # the broker's ids after PUBREL, until it uses them for another message
@@ -157,11 +158,13 @@ class _Ledger:
                     self.unknown = set(range(1, 65536))
         elif packet.kind == p.PUBREL:
             self.past_pubrel.add(packet.packet_id)
-        elif packet.kind == p.PUBLISH and not packet.dup:
-            self.past_pubrel.discard(packet.packet_id)
-        elif packet.kind == p.PUBLISH and packet.packet_id in self.past_pubrel:
+        elif packet.kind == p.PUBLISH:
             number = packet.payload.split(b";")[0]
-            self.wire.repeated.add(int(number) if number.isdigit() else 0)
+            if not packet.dup or number != self.carried.get(packet.packet_id):
+                self.past_pubrel.discard(packet.packet_id)
+            elif packet.packet_id in self.past_pubrel:
+                self.wire.repeated.add(int(number) if number.isdigit() else 0)
+            self.carried[packet.packet_id] = number
         elif packet.kind == p.PUBREC:
             self.received.add(packet.packet_id)
             self.wire.released |= {number for number, packet_id in self.ids.items() if packet_id == packet.packet_id}
