@@ -452,46 +452,6 @@ def test_first_mount_skips_bad_sectors(sector, kind):
 
 
 @pytest.mark.req("S6")
-@pytest.mark.parametrize("sectors", (5, 8))
-def test_sector_that_fails_while_it_is_the_only_free_one_ends_nothing(sectors):
-    """All good sectors are on the chain then. When their messages are delivered, the oldest one is used again."""
-    for bad in range(sectors):
-        flash = NorFlash(sectors * 4096)
-        region = BlockRegion(flash)
-        journal = Journal(region)
-        stored = fill(journal, 200)
-        held = 0
-        for _ in range(2):  # a held message may take the next sector, and then a note may
-            try:
-                while True:
-                    journal.hold(held + 1, bytes(200), 200)
-                    held += 1
-            except StoreFull:
-                pass
-            for _ in range(90):
-                journal.write_note(NOTE)
-        flash.set_bad(bad)
-        journal = Journal(region)
-        try:
-            for _ in range(200):
-                journal.write_note(NOTE)
-        except StoreWorn:
-            pass
-        assert [journal.length(journal.low + i) for i in range(3)] == [200] * 3
-        for _ in range(2):
-            for key in journal.held():
-                journal.discard(key)
-            drain(journal)
-            for i in range(200):
-                assert journal.append(MESSAGE, 100) == stored + 1 + i, bad
-                if i > 8:
-                    journal.finish(journal.low)
-            assert not journal.worn
-            stored = journal.next_seq - 1
-            journal = Journal(region)
-
-
-@pytest.mark.req("S6")
 def test_worn_store_raises_on_writes_and_stays_readable():
     flash = NorFlash(6 * 4096)
     region = BlockRegion(flash)

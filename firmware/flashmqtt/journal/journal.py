@@ -680,13 +680,9 @@ class Journal:
         """Erase the next free sector in ring order, and note it in `_ahead`."""
         n = self.region.sectors
         sector = self._head
-        while True:
-            if not self._free or self._ring_seq > _SEQUENCE_LIMIT - 2:
-                from .room import free_tail
-
-                free_tail(self)
+        for _ in range(n):
             sector = (sector + 1) % n
-            if not self._use[sector]:
+            if not self._use[sector] and self._ring_seq < _SEQUENCE_LIMIT - 1:
                 # The erase count (below 2^24) is in the old header; without a whole header, assume the count of the head.
                 self._load(sector * self._sector_bytes)
                 page = self._page
@@ -700,6 +696,8 @@ class Journal:
                     return
                 except FlashFailed:
                     self._retire(sector)
+        self.worn = True
+        raise StoreWorn("no sector left")
 
     def _retire(self, sector: int) -> None:
         """Do not use a sector until the next boot, which tries it again."""

@@ -69,34 +69,6 @@ def refuse_worn(journal: "Any") -> None:
     raise StoreWorn("%d of %d sectors left" % (journal._chain + journal._free, journal.region.sectors))
 
 
-def free_tail(journal: "Any") -> None:
-    """Remove the oldest sector from the chain before a header does, because no other sector is left to erase.
-
-    Otherwise, a sector that fails while it is the only free one would end the journal. FORMAT.md, "Sectors and chain".
-
-    Raises:
-        StoreWorn: the oldest sector is needed.
-    """
-    tail = journal._tail
-    after = journal._after[tail]
-    held = journal._held
-    if (
-        journal._free  # so every sector sequence is used
-        or tail == journal._head
-        or journal._first[after] > max(journal.low, journal.floor)
-        or (held is not None and held.lies_in(tail))
-    ):
-        journal.worn = True
-        raise StoreWorn("no sector left")
-    journal._tail = after
-    journal._use[tail] = 0
-    journal._chain -= 1
-    journal._free = 1
-    if journal._cursor_sector == tail:
-        journal._cursor_sector = after
-        journal._cursor_at = 0
-
-
 def make_room(journal: "Any", need: int, message: bool) -> None:
     """Make a full journal's tail sector unnecessary: move its held messages to a new sector, or drop its outgoing messages.
 
