@@ -709,6 +709,20 @@ def test_encrypted_partition_is_refused():
     assert flash.operations == 0
 
 
+def refused_after_a_move(region, moved):
+    """Move a region by some sectors over blank flash; check that its mount is refused and writes nothing; return the new region."""
+    size = region.sector_bytes
+    start = (region.sectors + moved) * size
+    flash = bytearray(b"\xff" * len(region.cells)) + region.cells + bytearray(b"\xff" * len(region.cells))
+    cells = flash[start : start + len(region.cells)]
+    before = bytes(cells)
+    there = RamRegion(region.sectors, size, cells=cells)
+    with pytest.raises(StoreCorrupt):
+        Journal(there)
+    assert bytes(cells) == before
+    return there
+
+
 @pytest.mark.req("S6")
 @pytest.mark.parametrize(
     "messages, moved", ((3, -1), (60, 1), (60, 2), (60, -1), (400, -8), (400, -1), (400, 1), (400, 8))
@@ -721,12 +735,7 @@ def test_journal_in_a_region_that_was_moved_is_refused(messages, moved):
         journal.append(bytes(200), 200)
         if seq > 20:
             journal.finish(seq - 20)
-    flash = bytearray(b"\xff" * 8192) + region.cells + bytearray(b"\xff" * 8192)
-    cells = flash[8192 + 1024 * moved : 24576 + 1024 * moved]
-    before = bytes(cells)
-    with pytest.raises(StoreCorrupt):
-        Journal(RamRegion(16, 1024, cells=cells))
-    assert bytes(cells) == before
+    refused_after_a_move(region, moved)
 
 
 @pytest.mark.req("S6")
@@ -741,13 +750,7 @@ def test_move_is_noticed_wherever_the_newest_sector_was(policy):
             if policy == REFUSE and seq > 6:
                 journal.finish(seq - 6)
         for moved in (-4, -3, -2, -1, 1, 2, 3, 4):
-            flash = bytearray(b"\xff" * 4096) + region.cells + bytearray(b"\xff" * 4096)
-            cells = flash[4096 + 1024 * moved : 12288 + 1024 * moved]
-            before = bytes(cells)
-            with pytest.raises(StoreCorrupt):
-                Journal(RamRegion(8, 1024, cells=cells))
-            assert bytes(cells) == before
-            journal = Journal.format(RamRegion(8, 1024, cells=cells))
+            journal = Journal.format(refused_after_a_move(region, moved))
             assert journal.append(MESSAGE, 100) == 1
 
 
