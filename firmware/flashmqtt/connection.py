@@ -93,7 +93,6 @@ _REPORTS_A_TURN = const(32)  # reports in a row, before the link serves the sock
 _FOREVER_MS = const(1 << 28)
 _SCAN_MS = const(500)  # how often unanswered packets are checked
 _ACK_BYTES = const(8)  # the room that one acknowledgement may need
-_ERROR = const(0x80)  # a reason code from here on is an error
 _DISCONNECT_BYTES = const(10)  # the room that DISCONNECT may need
 
 
@@ -223,10 +222,6 @@ class Connection:
         output.put(put_disconnect, self.session.level, code, properties)
         output.shut()
         self.state = CLOSING
-        session = self.session
-        if session.request_id and code < _ERROR:
-            for entry in session.requests.asked:
-                entry.unanswered -= 1  # the broker has no time to answer
         return True
 
     def put_error_disconnect(self, error: "Any") -> None:

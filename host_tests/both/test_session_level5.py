@@ -575,7 +575,7 @@ def test_unanswered_subscription_that_the_next_server_does_not_support_does_not_
     broker.connect()
     refused = broker.session.subscribe(b"a/#", 1)
     broker.took()
-    broker.drop()
+    broker.fail()
     broker.properties = b"\x28\x00"  # Wildcard Subscription Available: 0
     plain = broker.session.subscribe(b"b", 1)
     (asked,) = broker.connect(1)

@@ -86,7 +86,7 @@ def test_subscription_on_which_the_broker_closes_the_connection_does_not_stop_th
                 broker.give(b"\xd0\0" if one[0] == 0xC0 else puback(one[5] << 8 | one[6]))
             elif b"forbidden" in one:
                 asked.append(broker.now - began)
-                broker.drop()
+                broker.fail()
                 return False
             else:
                 broker.give(suback(id_of(one), 0))
@@ -118,7 +118,7 @@ def test_subscription_that_was_not_answered_is_made_again_after_unsubscribe(sent
     broker.session.subscribe(b"x", 1)
     for _ in range(3):
         broker.took()
-        broker.drop()
+        broker.fail()
         broker.connect(1)
     broker.session.unsubscribe(b"x")
     if sent:

@@ -4,7 +4,7 @@ The packets come from the tests' own codec. They are packets of levels 3 and 4, 
 """
 
 from flashmqtt.connection import NOTHING, OUTPUT, Connection
-from flashmqtt.errors import StoreWorn
+from flashmqtt.errors import CLOSED_BY_PEER, ConnectionLost, StoreWorn
 from flashmqtt.session.ram import RamStore
 from flashmqtt.session.session import Session
 from tools.proof import packets
@@ -131,6 +131,11 @@ class Peer:
     def drop(self):
         """Cut the connection."""
         self.connection.close()
+
+    def fail(self):
+        """Let the broker close the connection; the link reports that first."""
+        self.session.failed(ConnectionLost(CLOSED_BY_PEER))
+        self.drop()
 
 
 def peer(store=None, window=4, level=4, settled=True, **options):

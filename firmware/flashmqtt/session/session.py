@@ -531,6 +531,8 @@ class Session:
         self.flight = 0
         self.output.clear()
         self.proved = False
+        if self.request_id and self._error:
+            self.requests.failed()
         self.request_id = self.partial = self.pending_ack = 0
         # A handler may be running. When it ends, its QoS 2 message is discarded; its QoS 1 message comes again.
         self.handed = _ORPHAN if self.handed and self.handed != _PUBACK else 0

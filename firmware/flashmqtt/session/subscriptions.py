@@ -54,7 +54,7 @@ class Subscription:
         self.state = _TO_SUBSCRIBE
         self.code = 0  # the granted QoS, or the refusal; after UNSUBSCRIBE, UNSUBACK's reason code
         self.refusals = 0  # how often it was refused in a row
-        self.unanswered = 0  # how many connections ended without an answer to a request for it, or may do so
+        self.unanswered = 0  # how many connections failed since a request for it, without an answer
         self.again_ms = 0  # when to ask again after a refusal
 
     def takes(self, message: "Any") -> "Any":
@@ -119,7 +119,7 @@ class Requests:
         self._session = session
         # Far from the ids of the messages, which follow next_seq.
         self._last_id = (session.store.next_seq + 32767) % 65535
-        self.asked: "list[Any]" = []  # the entries of the request in flight, in the packet's order
+        self._asked: "list[Any]" = []  # the entries of the request in flight, in the packet's order
         self._put: "Any" = put_subscribe
         self._put_ms = 0
 
@@ -209,10 +209,10 @@ class Requests:
             # An id that no message in flight has, or will have soon.
             while not session.request_id or (session.request_id - low) % 65535 < 64:
                 self._last_id = session.request_id = self._last_id % 65535 + 1
-        properties = self.asked[0].properties
+        properties = self._asked[0].properties
         while True:
             what: "list[Any]" = []
-            for entry in self.asked:
+            for entry in self._asked:
                 what.append((entry.filter, entry.options) if self._put is put_subscribe else entry.filter)
             try:
                 output.put(self._put, session.request_id, what, session.level, dup, properties)
@@ -223,15 +223,14 @@ class Requests:
                         session.request_id = 0
                     return  # try again when the output is empty
                 # The rest goes into the next packet; each entry fits.
-                self.asked = self.asked[: len(self.asked) // 2]
+                self._asked = self._asked[: len(self._asked) // 2]
         self._put_ms = now_ms
-        for entry in self.asked:
+        for entry in self._asked:
             if entry.state == _TO_SUBSCRIBE or entry.state == _TO_UNSUBSCRIBE:
                 entry.state += _SUBSCRIBE_SENT - _TO_SUBSCRIBE
-                entry.unanswered += 1
 
     def _collect(self, state: int, now_ms: int) -> "Any":
-        """Set `asked` to the entries in this state, as many as fit in one request; return them."""
+        """Set `_asked` to the entries in this state, as many as fit in one request; return them."""
         session = self._session
         asked = []
         for entry in session.subscriptions:
@@ -243,14 +242,19 @@ class Requests:
             if entry.unanswered:
                 asked = [entry]
                 break
-        self.asked = asked
+        self._asked = asked
         return asked
+
+    def failed(self) -> None:
+        """The connection failed before the request in flight was answered."""
+        for entry in self._asked:
+            entry.unanswered += 1
 
     def answered(self, packet: "Any") -> "Any":
         """Process a SUBACK or UNSUBACK: each filter has its own result, and a refusal does not end the connection."""
         session = self._session
         kind = packet.packet_type
-        asked = self.asked
+        asked = self._asked
         count = packet.codes_end - packet.codes_start
         if (kind == _SUBACK) != (self._put is put_subscribe) or (
             count != len(asked) and (kind == _SUBACK or session.level == _LEVEL_5)
