@@ -710,7 +710,7 @@ def test_encrypted_partition_is_refused():
 
 
 def refused_after_a_move(region, moved):
-    """Move a region by some sectors over blank flash; check that its mount is refused and writes nothing; return the new region."""
+    """Move a region by some sectors; check that its mount is refused and writes nothing; return the new region."""
     size = region.sector_bytes
     start = (region.sectors + moved) * size
     flash = bytearray(b"\xff" * len(region.cells)) + region.cells + bytearray(b"\xff" * len(region.cells))
