@@ -633,7 +633,8 @@ class Client:
 
         Raises:
             InvalidTopic: not a topic filter. BufferTooSmall: it does not fit in the buffer.
-            Refused: the broker refused to end the subscription (level 5).
+            Refused: the broker refused to end the subscription (level 5); with code 0x100, three connections ended without an
+                answer: the request is given up, and the broker may still have the subscription.
             DeadlineExpired: no answer in time.
         """
         return self._ask(self._deadline(timeout_s), self.session.unsubscribe(filter_, properties))

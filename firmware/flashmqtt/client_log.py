@@ -32,7 +32,8 @@ _OVERSIZE = const(15)
 # States: `link.py`.
 _STOPPED = const(0)
 _UP = const(3)
-_DECLINED = const(3)  # a state: `session/subscriptions.py`
+_DECLINED = const(3)  # states: `session/subscriptions.py`
+_ENDED = const(6)  # an UNSUBSCRIBE that was never answered
 
 # The meanings of network errors by number. If network stacks give a number different meanings, the text fits all of them.
 _MEANINGS = {
@@ -187,11 +188,15 @@ class ClientLog:
         """Log the subscriptions that were refused since the last call."""
         for entry in self._session.subscriptions:
             name = bytes(entry.filter)
-            if entry.state == _DECLINED and self._declined.get(name) != entry.refusals:
+            state = entry.state
+            if (state == _DECLINED or state == _ENDED) and self._declined.get(name) != entry.refusals:
                 self._declined[name] = entry.refusals
-                wait_s = ticks_diff(entry.again_ms, now_ms) // 1000
                 why = _CODES.get(entry.code) or "the broker answers 0x%02x" % entry.code
-                self._write("refused: subscription %s: %s; again in %d s" % (str(name, "utf-8"), why, wait_s))
+                text = "refused: end of subscription %s: %s"
+                if state == _DECLINED:
+                    why += "; again in %d s" % (ticks_diff(entry.again_ms, now_ms) // 1000)
+                    text = "refused: subscription %s: %s"
+                self._write(text % (str(name, "utf-8"), why))
 
     def _store(
         self,

@@ -239,6 +239,30 @@ def test_refused_subscription_is_logged_once_per_attempt():
     mqtt.disconnect()
 
 
+@pytest.mark.req("W11", "R4")
+def test_unsubscribe_on_which_the_broker_closes_the_connection_is_logged_and_does_not_stop_messages():
+    class Closing(Loopback):
+        def take(self, one):
+            if one[0] >> 4 == 10:
+                self.packets.append(one)
+                self.drop()
+            elif self.link:
+                super().take(one)
+
+    broker = Closing()
+    broker.present = 1
+    lines = []
+    mqtt = client(broker, log=lines.append)
+    mqtt.unsubscribe("a/#")
+    handle = mqtt.publish("b", "x", 1)
+    mqtt.connect()
+    poll_until(mqtt, lambda: mqtt.delivered(handle))
+    assert len(broker.of(10)) == 3
+    refused = [line for line in lines if line.startswith("refused")]
+    assert refused == ["refused: end of subscription a/#: the broker closes the connection on it"]
+    mqtt.disconnect()
+
+
 @pytest.mark.req("R4")
 def test_error_in_log_function_goes_to_on_error_without_harm():
     def log(line):

@@ -183,6 +183,26 @@ def test_unanswered_unsubscribe_is_repeated_after_reconnect():
     assert broker.session.subscriptions != []
 
 
+@pytest.mark.req("W11", "R4")
+def test_unsubscribe_on_which_the_broker_closes_the_connection_ends_refused_and_does_not_stop_messages():
+    broker = subscribed(b"x", 1)
+    handle = broker.session.publish(b"a", b"x", 1)
+    entry = broker.session.unsubscribe(b"x")
+    for _ in range(3):
+        assert broker.took()[0][0] == 0xA2 and entry.result() is None
+        broker.fail()
+        broker.connection.start(broker.now)
+        broker.took()
+        broker.give(connack(1))
+    (message,) = broker.took()
+    assert message[0] >> 4 == 3 and broker.session.subscriptions == []
+    broker.give(puback(message[5] << 8 | message[6]))
+    assert broker.session.delivered(handle)
+    with pytest.raises(Refused) as refused:
+        entry.granted()
+    assert refused.value.code == 0x100
+
+
 @pytest.mark.req("W11")
 def test_subscribing_again_before_suback_sends_another_subscribe():
     broker = connected()

@@ -70,7 +70,7 @@ class Subscription:
 
     def decline(self, code: int, now_ms: int) -> None:
         """The broker refused: ask again later. A refused UNSUBSCRIBE is not repeated."""
-        self.state = ENDED if self.state == _TO_UNSUBSCRIBE else DECLINED
+        self.state = ENDED if self.state > DECLINED else DECLINED
         self.code = code
         self.again_ms = ticks_add(now_ms, min(_AGAIN_MS << min(self.refusals, _DOUBLINGS), _LONGEST_MS))
         self.refusals += 1
@@ -180,12 +180,13 @@ class Requests:
         """The broker accepted a connection; restore: ask again for granted subscriptions, too."""
         session = self._session
         for entry in session.subscriptions:
-            if entry.state == _UNSUBSCRIBE_SENT:
-                entry.state = _TO_UNSUBSCRIBE
-            elif entry.unanswered >= _MOST_UNANSWERED:
-                if entry.state == _SUBSCRIBE_SENT:
+            sent = entry.state == _SUBSCRIBE_SENT or entry.state == _UNSUBSCRIBE_SENT
+            if entry.unanswered >= _MOST_UNANSWERED:
+                if sent:
                     entry.decline(_CLOSED, self._put_ms)
-            elif entry.state == _SUBSCRIBE_SENT or entry.state == DECLINED or (entry.state == GRANTED and restore):
+            elif sent:
+                entry.state -= _SUBSCRIBE_SENT - _TO_SUBSCRIBE
+            elif entry.state == DECLINED or (entry.state == GRANTED and restore):
                 entry.state = _TO_SUBSCRIBE
         session.wants_request = bool(session.subscriptions)
 
