@@ -163,6 +163,8 @@ class MQTTClient:
                 link.error = self._error
                 self._report()
             client._wait_step(deadline, None)
+            if not link._state:  # the callback disconnected
+                self._need()
         return int(connection.session_present)
 
     def _create(self) -> Client:

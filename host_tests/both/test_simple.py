@@ -62,6 +62,26 @@ def test_wait_and_check_return_the_first_byte_or_none():
 
 
 @pytest.mark.req("R6")
+def test_connect_whose_callback_disconnects_raises_at_once():
+    class Eager(Loopback):
+        def take(self, one):
+            super().take(one)
+            if one[0] >> 4 == 1:
+                self.give(publish(b"a", b"1"))
+
+    broker = Eager()
+    mqtt = simple.MQTTClient("me", "127.0.0.1", broker.port, feed=broker, timeout_s=PATIENCE_S)
+    mqtt.set_callback(lambda topic, payload: mqtt.disconnect())
+    begin = ticks_ms()
+    with pytest.raises(OSError):
+        mqtt.connect()
+    assert ticks_diff(ticks_ms(), begin) < PATIENCE_S * 500
+    mqtt.set_callback(lambda topic, payload: None)
+    mqtt.connect()
+    mqtt.disconnect()
+
+
+@pytest.mark.req("R6")
 @pytest.mark.parametrize("qos", [0, 1])
 def test_message_longer_than_the_buffer_arrives_complete(qos):
     broker, mqtt = connected()
