@@ -860,11 +860,12 @@ class Client:
 
     def _wait_step(self, deadline: "Any", what: "Any") -> None:
         """Wait for an event and handle it; raise when the deadline has passed."""
-        left = ticks_diff(deadline, ticks_ms())
-        if left > 0:
-            self._wait(left)
-        elif what:
-            self._left(deadline, what)
+        if not self.link.handling:  # else `poll` refuses
+            left = ticks_diff(deadline, ticks_ms())
+            if left > 0:
+                self._wait(left)
+            elif what:
+                self._left(deadline, what)
         self._work(None)
 
     def _wait(self, left_ms: int) -> None:

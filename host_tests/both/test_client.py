@@ -716,6 +716,26 @@ def test_blocking_call_in_a_handler_raises_and_its_message_is_not_acknowledged(w
     mqtt.disconnect()
 
 
+@pytest.mark.req("R4")
+def test_drain_in_a_handler_is_refused_without_waiting():
+    broker, mqtt = connected()
+    broker.answers_publish = False
+    feeds = []
+
+    def drain(message):
+        feeds.append(broker.feeds)
+        with pytest.raises(UsageError):
+            mqtt.drain(1)
+        feeds.append(broker.feeds)
+
+    mqtt.publish("b", "y", 1)
+    mqtt.on_message = drain
+    broker.give(publish(b"a", b"1"))
+    poll_until(mqtt, lambda: feeds)
+    assert feeds[0] == feeds[1]
+    mqtt.disconnect()
+
+
 NOT_ALLOWED = "blocking calls are not allowed in a message handler"
 IN_A_HANDLER = [  # the call, its result or the error's text, the packet types that it sends
     ("publish", lambda mqtt: mqtt.publish("x", b"1"), 0, [3]),
