@@ -63,7 +63,7 @@ except (ImportError, AttributeError):  # CPython
         await asyncio.sleep(ms / 1000)
 
 
-_SLOW_MS = const(20)  # pause when many messages wait, so that the program can take some
+_SLOW_MS = const(20)  # pause while many messages wait for the program
 _UNCLAIMED_MS = const(500)  # how long an unclaimed piece of a message blocks later messages
 _BUSY = const(1)  # a state: a handler or the program has the message
 
@@ -148,10 +148,10 @@ class Client:
         self._task: "asyncio.Task[Any] | None" = None
         self._tasks: "list[Any]" = []  # (task, message) of awaited handlers; message None: the handler is not for messages
         self._stopping = False
-        self._closed = False  # the program disconnected: iteration has ended
+        self._closed = False  # disconnected: iteration has ended
         self._failure = None  # the store's error, until there is a new connection
         self._progress = asyncio.Event()  # an event for a waiting task, or a message for `async for`
-        self._loop = None  # the event loop of the client's tasks
+        self._loop = None  # that of the client's tasks
         self._held: "list[Any]" = []  # (task, message): the message that each iterating task has
         self._iterated = False
         self._awaited: "Any" = None  # an `on_message` known to be `async def`
@@ -276,21 +276,22 @@ class Client:
             for task, _ in tasks:
                 task.cancel()
             for task, _ in tasks:
-                while not task.done():  # `await task` could not tell its cancellation from ours
+                while not task.done():  # `await task` hides whose cancellation it is
                     await _sleep_ms(0)
             begin = ticks_ms()
-            while self.connection.state >= OPEN:  # or another task has closed meanwhile
+            while self._stopping and self.connection.state >= OPEN:  # another task may `start`
                 if link.disconnect(code, properties, ticks_ms()) or ticks_diff(ticks_ms(), begin) >= 1000:
                     break
-                await _sleep_ms(5)
+                await _sleep_ms(0)
         except (OSError, ConnectionLost):
             pass
         finally:
-            self._task = None
-            self._put_back(tasks)
-            self._tasks = [one for one in self._tasks if one[0] is this]
-            self._blocking.stopped()
-            self._wake_waiters()
+            if self._stopping:
+                self._task = None
+                self._put_back(tasks)
+                self._tasks = [one for one in self._tasks if one[0] is this]
+                self._blocking.stopped()
+                self._wake_waiters()
 
     # --- sending ---
 

@@ -97,6 +97,24 @@ def test_connect_raises_at_once_when_the_program_disconnects_meanwhile(awaits):
 
 
 @pytest.mark.req("W11", "R4")
+def test_start_after_one_of_two_disconnects_connects_again():
+    async def case(broker):
+        mqtt = client(broker)
+        await mqtt.connect()
+
+        async def start_again():
+            await mqtt.disconnect()
+            mqtt.start()
+
+        await asyncio.gather(start_again(), mqtt.disconnect())
+        await until(lambda: mqtt.connected)
+        assert broker.connects == 2
+        await mqtt.disconnect()
+
+    run(case)
+
+
+@pytest.mark.req("W11", "R4")
 def test_two_tasks_disconnect_at_the_same_time():
     async def case(broker):
         mqtt = client(broker)
