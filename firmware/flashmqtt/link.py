@@ -99,18 +99,18 @@ class Link:
         self.sock: "Any" = None
         self.polled: "Any" = None  # the socket to poll: with TLS, the plain socket
         self.events = 0  # the events to poll for
-        self.wait_ms = 0  # how long `step` has nothing to do if `sock` does not become ready
-        self.error: "Exception | None" = None  # why the last attempt or connection ended
+        self.wait_ms = 0  # how long `step` has nothing to do unless `sock` is ready
+        self.error: "Exception | None" = None  # of the last attempt or connection
         self.stepped_ms = 0  # when `step` was called last
         self.handling = False  # set by the client: a handler is running, and a step will follow
         self.attempts = self.connects = 0
         self._tls = tls and (tls, server_name or host)
         self.shaking: "Any" = None  # the state of the TLS handshake while it runs; then only `write` may write
         self._state = _STOPPED
-        self._since_ms = 0  # when this state began; for _DOWN, when it ends
+        self._since_ms = 0  # its begin; for _DOWN, its end
         self._opened_ms = 0
-        self._check_ms = 0  # when `connection.check` is due
-        self._reads = 0  # reads so far in this call of `step`
+        self._check_ms = 0  # when to call `check`
+        self._reads = 0  # in this call of `step`
         self.drained = False  # the last read emptied the socket: do not read again before it is ready
         self._stuck = False
         self._stuck_ms = 0
@@ -380,7 +380,8 @@ class Link:
                 guard.end()
         if not addresses:
             raise ConnectionLost("no address for %s" % self.host)
-        family, _, _, _, address = addresses[self.attempts % len(addresses)]
+        # (A name server may rotate them.)
+        family, _, _, _, address = sorted(addresses)[(self.attempts - 1) % len(addresses)]
         if _HOSTED:
             from .hosted import HostedSocket
 

@@ -1,5 +1,6 @@
 """The blocking client over real sockets: deadlines, reconnects, handlers, messages stored while disconnected."""
 
+import socket
 import sys
 
 import pytest
@@ -492,37 +493,57 @@ def test_drain_ends_at_its_deadline():
     mqtt.disconnect()
 
 
+class Resolver:
+    """The socket module; `addresses` replaces the result of a name lookup."""
+
+    def __init__(self, addresses):
+        from flashmqtt import link
+
+        self._link = link
+        self._original = link.socket
+        self.socket = link.socket.socket
+        self.SOCK_STREAM = link.socket.SOCK_STREAM
+        self.asked = []
+        self._addresses = addresses
+        link.socket = self
+
+    def end(self):
+        self._link.socket = self._original
+
+    def getaddrinfo(self, *arguments):
+        self.asked.append(arguments[0])
+        return self._addresses(self._original.getaddrinfo(*arguments))
+
+
 @pytest.mark.req("B4")
 def test_host_name_is_resolved_for_every_connection_attempt():
-    from flashmqtt import link
-
     broker = Loopback()
     mqtt = client(broker)
-    asked = []
-
-    class Socket:
-        """The socket module; it records the resolved names."""
-
-        socket = link.socket.socket
-        SOCK_STREAM = link.socket.SOCK_STREAM
-
-        @staticmethod
-        def getaddrinfo(*arguments):
-            asked.append(arguments[0])
-            return original.getaddrinfo(*arguments)
-
-    original = link.socket
-    link.socket = Socket
+    resolver = Resolver(lambda found: found)
     try:
         mqtt.connect()
         broker.present = 1
         broker.drop()
         poll_until(mqtt, lambda: broker.connects == 2)
     finally:
-        link.socket = original
-    assert asked == ["127.0.0.1"] * 2
+        resolver.end()
+    assert resolver.asked == ["127.0.0.1"] * 2
     mqtt.disconnect()
 
+
+@pytest.mark.req("B4")
+@pytest.mark.parametrize("turn", [0, 1])
+def test_address_that_does_not_answer_is_not_tried_for_ever_if_the_name_server_rotates_the_addresses(turn):
+    broker = Loopback()
+    mqtt = client(broker)
+    dead = socket.getaddrinfo("127.0.0.1", 1, 0, socket.SOCK_STREAM)
+    resolver = Resolver(lambda found: found + dead if len(resolver.asked) % 2 == turn else dead + found)
+    try:
+        mqtt.connect(5)
+    finally:
+        resolver.end()
+    assert len(resolver.asked) <= 2
+    mqtt.disconnect()
 
 @pytest.mark.req("Q8")
 def test_subscription_made_before_connect_is_sent_after_it():
