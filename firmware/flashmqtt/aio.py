@@ -104,7 +104,7 @@ class Client:
 
     With `chunks`, nothing else is read while the program works on a piece of a message: do not wait for an answer meanwhile.
 
-    `connected`, `error`, `pending`, `oversize` and `downgraded` are the same attributes as in the blocking client.
+    The attributes are those of the blocking client.
     """
 
     if TYPE_CHECKING:
@@ -152,7 +152,7 @@ class Client:
         self._failure = None  # the store's error, until there is a new connection
         self._progress = asyncio.Event()  # an event for a waiting task, or a message for `async for`
         self._loop = None  # that of the client's tasks
-        self._held: "list[Any]" = []  # (task, message): the message that each iterating task has
+        self._held: "list[Any]" = []  # (task, message) of iterating tasks
         self._iterated = False
         self._awaited: "Any" = None  # an `on_message` known to be `async def`
 
@@ -259,8 +259,8 @@ class Client:
     async def disconnect(self, code: int = 0, expiry_s: "int | None" = None) -> None:
         """Send DISCONNECT, close, and stay disconnected. Stored messages wait for the next connection. Iteration ends.
 
-        Messages that the program has not taken are not acknowledged: the broker or the store keeps them. Running `async def`
-        handlers are cancelled.
+        Messages that the program has not taken are not acknowledged: the broker or the store keeps them. `async def` handlers
+        are cancelled; this waits up to 0.5 s for them.
 
         Args:
             code, expiry_s: as for the blocking client's `disconnect`, with the same errors.
@@ -275,10 +275,10 @@ class Client:
         try:
             for task, _ in tasks:
                 task.cancel()
-            for task, _ in tasks:
-                while not task.done():  # `await task` hides whose cancellation it is
-                    await _sleep_ms(0)
             begin = ticks_ms()
+            for task, _ in tasks:  # `await` hides who was cancelled
+                while not task.done() and ticks_diff(ticks_ms(), begin) < 500:
+                    await _sleep_ms(0)
             while self._stopping and self.connection.state >= OPEN:  # another task may `start`
                 if link.disconnect(code, properties, ticks_ms()) or ticks_diff(ticks_ms(), begin) >= 1000:
                     break
@@ -288,8 +288,8 @@ class Client:
         finally:
             if self._stopping:
                 self._task = None
-                self._put_back(tasks)
-                self._tasks = [one for one in self._tasks if one[0] is this]
+                self._put_back(one for one in tasks if one[0].done())
+                self._tasks = [one for one in self._tasks if one[0] is this or not one[0].done()]
                 self._blocking.stopped()
                 self._wake_waiters()
 

@@ -96,6 +96,38 @@ def test_connect_raises_at_once_when_the_program_disconnects_meanwhile(awaits):
     run(case)
 
 
+@pytest.mark.req("W11", "R5")
+def test_handler_that_refuses_its_cancellation_does_not_block_disconnect():
+    async def case(broker):
+        mqtt = client(broker)
+        begun = []
+        ended = []
+        taken = []
+
+        async def stubborn(message):
+            begun.append(True)
+            while not ended:
+                try:
+                    await asyncio.sleep(0.01)
+                except BaseException:  # noqa: BLE001, S110  # what the test is about
+                    pass
+            taken.append(message.payload)
+
+        async with mqtt:
+            await mqtt.subscribe("a", 1, stubborn)
+            await mqtt.subscribe("b", 1, lambda message: taken.append(message.payload))
+            broker.give(publish(b"a", b"1", 1, 1))
+            await until(lambda: begun)
+            await mqtt.disconnect()
+            await mqtt.connect()
+            broker.give(publish(b"b", b"2", 1, 2))
+            await until(lambda: taken == [b"2"])
+            ended.append(True)
+            await until(lambda: taken == [b"2", b"1"] and not mqtt._tasks)
+
+    run(case)
+
+
 @pytest.mark.req("W11", "R4")
 def test_start_after_one_of_two_disconnects_connects_again():
     async def case(broker):
