@@ -17,6 +17,7 @@ are sent again with every connection, so they need no storing: they are publishe
 It knows the board only through the contract in `boards/board.pyi`.
 """
 
+import sys
 from time import sleep
 
 from flashmqtt import __version__
@@ -169,6 +170,7 @@ class Application:
             feed=self._feed,
             log=print if config["log"] else None,
         )
+        client.on_error = self._on_error
         client.on_connect = self._on_connect
         client.on_delivered = self._on_delivered
         client.on_in_doubt = self._on_in_doubt
@@ -260,6 +262,12 @@ class Application:
         )
 
     # --- the client's handlers; most of them only note work for the next turn ---
+
+    def _on_error(self, error, message):
+        # Raised by `poll`, it would restart the board, and a command would come again after each restart.
+        print("handler:", repr(error))
+        if hasattr(sys, "print_exception"):  # CPython has none
+            sys.print_exception(error)
 
     def _on_connect(self, session_present):
         self._greeting = 0

@@ -24,6 +24,7 @@ _BURST = 32
 _REFILL_MS = 5000  # per additional command
 # More than can be executed before a lost connection is detected (45 s): only these can arrive again.
 _KEPT_IDS = 64
+_MOST_BRACKETS = 41  # the object's, and an id of brackets; nested lists would take all memory
 LEAST_MS, MOST_MS = 100, 86400000
 
 
@@ -37,6 +38,8 @@ def parse(payload):
     Raises:
         CommandRefused: see the class; the second argument is the id, or "" if it can't be read.
     """
+    if payload.count(b"{") + payload.count(b"[") > _MOST_BRACKETS:
+        raise CommandRefused("nested too deeply", "")
     try:
         command = loads(payload)
     except ValueError:

@@ -31,8 +31,11 @@ class Person:
         self._client.subscribe([("flashmqtt/#", 2), ("flashmqtt-live/#", 2), ("homeassistant/#", 1)])
         self._client.loop_start()
 
+    def publish(self, payload):
+        self._client.publish(COMMANDS, payload, qos=2).wait_for_publish(30)
+
     def command(self, **command):
-        self._client.publish(COMMANDS, json.dumps(command), qos=2).wait_for_publish(30)
+        self.publish(json.dumps(command))
 
     def packs(self, kind):
         return [
@@ -116,6 +119,21 @@ def test_flush_reboot_and_unknown_commands_are_answered(tmp_path):
         await until_async(lambda: len(person.replies()) == 3)
         replies = person.replies()
         assert replies[("f", "done")] == replies[("r", "done")] == 1
+
+    run_on_a_board(tmp_path, scenario)
+
+
+@pytest.mark.req("B4", "R4")
+def test_deeply_nested_command_is_refused_and_does_not_stop_the_board(tmp_path):
+    async def scenario(person, board):
+        await until_async(lambda: person.packs("readings"))
+        for payload in (b"[" * 600, b'{"id":' * 90, b'{"id": "' + b"{" * 40 + b'", "do": "flush"}'):
+            person.publish(payload)
+        await until_async(lambda: len(person.packs("replies")) == 3)
+        assert set(person.replies()) == {("", "nested too deeply"), ("{" * 40, "done")}
+        person.command(id="1", do="identify")
+        await until_async(lambda: person.replies()[("1", "done")])
+        assert board.running and len(person.packs("boot")) == 1
 
     run_on_a_board(tmp_path, scenario)
 

@@ -366,6 +366,38 @@ def test_wake_waits_for_the_first_measurement_and_announces_its_topic():
     broker.close()
 
 
+def turns(application, condition):
+    """Run the application's loop until a condition holds."""
+    begin = ticks_ms()
+    while not condition():
+        assert ticks_diff(ticks_ms(), begin) < 30000, "the condition did not become true in time"
+        application.turn(20)
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("x"), OSError(5)])
+@pytest.mark.req("R4", "B4")
+def test_command_whose_handler_failed_runs_later_and_does_not_stop_the_application(error):
+    application, broker = _with([Odd("a", 3)], health_s=0, watchdog_s=8)
+    handle = application.commands.take
+    calls = []
+
+    def take(payload):
+        calls.append(payload)
+        if len(calls) == 1:
+            raise error
+        handle(payload)
+
+    application.commands.take = take
+    _, lines = printed(lambda: turns(application, lambda: application.client.connected))
+    broker.give(publish(b"flashmqtt-commands/dev", b'{"id": "1", "do": "identify"}', 1, 7))
+    _, lines = printed(lambda: turns(application, lambda: broker.of(4)))
+    assert len(calls) == 2 and broker.of(4) == [puback(7)]
+    assert [line for line in lines if line.startswith("handler: ")] == ["handler: " + repr(error)]
+    turns(application, lambda: any(b"/replies" in one for one in broker.of(3)))
+    application.client.link.stop()
+    broker.close()
+
+
 @pytest.mark.req("R2", "R5")
 def test_too_long_command_is_skipped_and_reported_in_the_health_message():
     broker = Loopback()

@@ -19,9 +19,9 @@ def test_page_lists_every_topic_of_the_application():
 
 
 def test_page_lists_every_command_and_examples_parse():
-    shown = [commands.parse(text) for text in re.findall(r"^\| `(\{\"id.*?\})`", PAGE, re.MULTILINE)]
+    shown = [commands.parse(text.encode()) for text in re.findall(r"^\| `(\{\"id.*?\})`", PAGE, re.MULTILINE)]
     assert {name for _, name, _ in shown} == {"identify", "interval", "flush", "reboot"}
-    assert commands.parse(re.search(r"-m '(.*?)'", PAGE)[1])
+    assert commands.parse(re.search(r"-m '(.*?)'", PAGE)[1].encode())
 
 
 def test_page_lists_every_sensor_with_its_settings():
