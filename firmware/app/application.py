@@ -94,7 +94,7 @@ class Application:
         self.interval_ms = self.state.get("interval_ms") or config["interval_ms"]
         self.groups = self._sensors()
         host, _, port = config["ntp"].partition(":")
-        self.time = NetworkTime(self.uptime, host, int(port or 123))
+        self.time = NetworkTime(self.uptime, host, int(port or 123), feed=self._feed)
         known = board.clock()
         if known is not None:
             self.time.set(known * 1000)

@@ -58,13 +58,15 @@ class NetworkTime:
         uptime: an `Uptime`.
         host, port: the server; with an empty host, no server is asked.
         random_bytes: makes the nonce.
+        feed: feeds the watchdog. Two name servers that do not answer block a lookup for 14 s; a Pico's watchdog waits 8 s.
     """
 
-    def __init__(self, uptime, host, port=123, random_bytes=None):
+    def __init__(self, uptime, host, port=123, random_bytes=None, feed=None):
         self._uptime = uptime
         self._host = host
         self._port = port
         self._random_bytes = random_bytes or _random_bytes
+        self._feed = feed
         self._socket = None
         self._nonce = b""
         self._sent_ms = 0
@@ -118,13 +120,30 @@ class NetworkTime:
         self.asked += 1
         self._nonce = self._random_bytes()
         try:
-            address = socket.getaddrinfo(self._host, self._port, 0, socket.SOCK_DGRAM)[0][-1]
+            address = self._look_up()
             self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
             self._socket.setblocking(False)
             self._socket.sendto(question(self._nonce), address)
             self._sent_ms = self._uptime.ms()
-        except OSError:
+        except (OSError, IndexError):  # no address
             self._later(now)
+
+    def _look_up(self):
+        """Return the server's address, and feed the watchdog meanwhile, as the client does for the broker's name."""
+        guard = None
+        if self._feed and not self._host.replace(".", "").isdigit():
+            self._feed()
+            try:
+                from flashmqtt.guard import Guard
+
+                guard = Guard(self._feed)
+            except (ImportError, ValueError, OSError):  # a port without such a timer
+                pass
+        try:
+            return socket.getaddrinfo(self._host, self._port, 0, socket.SOCK_DGRAM)[0][-1]
+        finally:
+            if guard:
+                guard.end()
 
     def _later(self, now):
         self._close()

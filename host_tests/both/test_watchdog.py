@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from app import clock
 from fake_board import load_board
 from flashmqtt import link
 from flashmqtt.backoff import Backoff
@@ -192,7 +193,7 @@ def test_mounted_journal_no_longer_feeds_the_watchdog():
 class _Resolver:
     """A fake of the module `socket`: its name lookup takes some ticks of a timer, and then fails."""
 
-    SOCK_STREAM = 1
+    AF_INET, SOCK_STREAM, SOCK_DGRAM = 2, 1, 2
 
     def __init__(self, machine, ticks):
         self.machine = machine
@@ -221,23 +222,38 @@ def _look_up(host, ticks, machine):
     return len(feeds)
 
 
+def _ask_time(host, ticks, machine):
+    """Ask a time server; return how often the watchdog was fed during it."""
+    feeds = []
+    network_time = clock.NetworkTime(clock.Uptime(), host, feed=lambda: feeds.append(1))
+    original = clock.socket
+    clock.socket = _Resolver(machine, ticks)
+    try:
+        assert not network_time.turn() and network_time.asked == 1 and not network_time.waiting
+    finally:
+        clock.socket = original
+    return len(feeds)
+
+
+@pytest.mark.parametrize("look_up", [_look_up, _ask_time])
 @pytest.mark.req("B4")
-def test_timer_feeds_watchdog_during_name_lookup_for_limited_time():
+def test_timer_feeds_watchdog_during_name_lookup_for_limited_time(look_up):
     board = load_board("rp2")
     sys.modules["machine"] = machine = board.machine
     try:
-        assert _look_up("broker.local", 28, machine) == 29  # 14 s: two name servers that do not answer
+        assert look_up("broker.local", 28, machine) == 29  # 14 s: two name servers that do not answer
         assert machine.simulated.timers == []
-        assert _look_up("broker.local", 1000, machine) == 41  # the lookup hangs: the watchdog must reset the board
+        assert look_up("broker.local", 1000, machine) == 41  # the lookup hangs: the watchdog must reset the board
         assert machine.simulated.timers == []
-        assert _look_up("192.0.2.1", 28, machine) == 0  # an address needs no lookup
+        assert look_up("192.0.2.1", 28, machine) == 0  # an address needs no lookup
     finally:
         del sys.modules["machine"]
         sys.modules.pop("flashmqtt.guard", None)
 
 
+@pytest.mark.parametrize("look_up", [_look_up, _ask_time])
 @pytest.mark.req("B4")
-def test_name_lookup_without_timer_feeds_the_watchdog_once():
+def test_name_lookup_without_timer_feeds_the_watchdog_once(look_up):
     board = load_board("rp2")
     machine = board.machine
     machine.simulated.registers["chip"] = "other"
@@ -248,7 +264,7 @@ def test_name_lookup_without_timer_feeds_the_watchdog_once():
 
     sys.modules["machine"] = Bare()
     try:
-        assert _look_up("broker.local", 28, machine) == 1
+        assert look_up("broker.local", 28, machine) == 1
     finally:
         del sys.modules["machine"]
         sys.modules.pop("flashmqtt.guard", None)
