@@ -58,6 +58,7 @@ _IDLE_MS = const(1000)
 _READS = const(4)  # reads in one call of `step`
 _READ_OUT = const(5)  # in place of a count: the last read emptied the socket
 _SENDING_MS = const(5)
+_REPORTS_A_TURN = const(32)  # as in `connection.py`
 _BATCH_MS = const(2)  # delay before refilling the window, to batch writes
 _NEAR_MS = const(16000)  # the longest delay while attempts reach no broker, or this broker never accepted a connection
 _REFUSED = const(111)  # ECONNREFUSED: the host answered, so the network works
@@ -345,6 +346,11 @@ class Link:
         if self.reported:
             self.reported = False
             return DISCONNECTED
+        # Reports don't wait for a connection: in a long outage the power may fail before there is one.
+        if self._session.reports and self.connection.reported < _REPORTS_A_TURN:
+            self.connection.reported += 1
+            return self._session.report()
+        self.connection.reported = 0
         if state == _STOPPED:
             self.wait_ms = _IDLE_MS
         elif state == _DOWN:

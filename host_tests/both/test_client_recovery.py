@@ -233,6 +233,40 @@ def test_on_dropped_that_causes_the_next_drop_does_not_stop_receiving():
     mqtt.disconnect()
 
 
+@pytest.mark.req("S5", "R5")
+def test_dropped_messages_are_reported_without_a_connection():
+    store = Journal(RamRegion(4, 1024), policy=DROP_OLDEST)
+    mqtt = Client("127.0.0.1", 1, "me", store=store, backoff=Backoff(base_ms=100000))
+    dropped = []
+    mqtt.on_dropped = lambda first, last: dropped.extend(range(first, last + 1))
+    for connects in (False, True):  # before `start`, and between two attempts
+        before = store.dropped
+        while store.dropped < before + 40:
+            mqtt.publish("t", bytes(100), 1)
+        mqtt.poll(0)
+        assert dropped == list(range(1, store.dropped + 1)), connects
+        mqtt.start()
+        mqtt.poll(0)
+
+
+@pytest.mark.req("S5", "R4")
+def test_on_dropped_that_causes_the_next_drop_without_a_connection_does_not_keep_poll():
+    store = Journal(RamRegion(6, 1024), policy=DROP_OLDEST)
+    mqtt = Client("127.0.0.1", 1, "me", store=store)
+    calls = []
+
+    def publish_again(first, last):
+        calls.append(first)
+        assert len(calls) < 1000, "poll does not return"
+        mqtt.publish("t", bytes(600), qos=1)
+
+    mqtt.on_dropped = publish_again
+    while not store.dropped:
+        mqtt.publish("t", bytes(600), qos=1)
+    mqtt.poll(0)
+    assert calls
+
+
 @pytest.mark.req("R4", "S1")
 def test_poll_refused_within_a_publish_leaves_later_calls_refused():
     outcomes = []
