@@ -283,12 +283,14 @@ class Application:
 
     def _lost(self, kind, first, last):
         # Report now: the client finishes these messages only after this returns, so that a power cut can't lose their numbers.
-        # A refused health message is reported with the next one, so that there is no endless loop.
+        # A refused health message is reported with the next one, so that there is no endless loop. Dropped messages are finished
+        # already, and in an outage a full store drops some with every sector: the next status line reports them.
         from .outcomes import Outcomes, has_topic
 
         if self.outcomes is None:
             self.outcomes = Outcomes()
-        if self.outcomes.add(kind, first, last) or self.client.session.reports:
+        later = kind == "dropped" and not self.client.connected
+        if self.outcomes.add(kind, first, last) or self.client.session.reports or later:
             return
         if kind != "refused" or not has_topic(self.journal, first, (self.topic + "health").encode()):
             self._tell_undelivered()
@@ -392,7 +394,7 @@ class Application:
             self._tell_health()
         if now >= self._status_ms:
             self._status_ms = now + config["status_ms"]
-            if self.outcomes and self.outcomes.news:  # its health message was not stored, or was refused itself
+            if self.outcomes and self.outcomes.news:  # see `_lost`; or its health message was not stored
                 self._tell_undelivered()
             self.status()
         self._show(now)

@@ -8,7 +8,7 @@ from flashmqtt.compat import const
 from flashmqtt.errors import StoreCorrupt
 
 _KINDS = ("refused", "expired", "dropped", "damaged")
-_RANGES = const(32)  # of each kind; older ones were in earlier messages
+_RANGES = const(32)  # of each kind: see `_shorten`
 
 
 def has_topic(journal, seq, topic):
@@ -41,10 +41,24 @@ class Outcomes:
             ranges.append(first)
             ranges.append(last)
             if len(ranges) > 2 * _RANGES:
-                del ranges[:2]
-                self._reported[kind] = max(0, self._reported[kind] - 2)
+                self._shorten(kind)
         self.news = True
         return first <= self.handle <= last
+
+    def _shorten(self, kind):
+        """Join two adjacent ranges, or forget the oldest one. (A long outage gives hundreds of adjacent ranges.)"""
+        ranges = self._ranges[kind]
+        reported = self._reported[kind]
+        for i in range(2, len(ranges), 2):
+            if ranges[i] == ranges[i - 1] + 1:
+                del ranges[i - 1 : i + 1]
+                if i < reported:
+                    self._reported[kind] = reported - 2
+                elif i == reported:  # the second range is in no message yet, so the joined one is not, either
+                    self._reported[kind] = i - 2
+                return
+        del ranges[:2]
+        self._reported[kind] = max(0, reported - 2)
 
     def labels(self):
         """Return the labels with the ranges to report."""

@@ -9,11 +9,21 @@ from app.application import Application
 from app.configuration import check
 from app.health import records
 from app.outcomes import Outcomes, has_topic
+from flashmqtt.compat import ticks_diff, ticks_ms
 from flashmqtt.flash.ram import RamRegion
 from flashmqtt.journal.journal import Journal
 from loopback import Loopback
 from test_app_worn import Board, Facts
 from wire import packet
+
+
+def numbers(text):
+    """Return the numbers in a label's ranges."""
+    found = set()
+    for piece in text.split(","):
+        first, _, last = piece.partition("-")
+        found.update(range(int(first), int(last or first) + 1))
+    return found
 
 
 @pytest.mark.req("R5")
@@ -67,6 +77,84 @@ def test_only_the_newest_32_ranges_are_kept():
     outcomes.delivered(500)
     assert outcomes.labels()["expired_seqs"].split(",") == [str(seq) for seq in range(37, 101, 2)]
     assert outcomes.counts["expired"] == 50
+
+
+@pytest.mark.req("S5", "R5")
+def test_ranges_of_a_long_outage_are_joined_and_none_is_forgotten():
+    outcomes = Outcomes()
+    for n in range(100):
+        outcomes.add("dropped", 30 * n + 1, 30 * n + 30)
+        outcomes.reported(4000 + n)
+        assert numbers(outcomes.labels()["dropped_seqs"]) == set(range(1, 30 * n + 31))
+        assert len(outcomes.labels()["dropped_seqs"].split(",")) <= 32 and not outcomes.news
+    outcomes.add("dropped", 3001, 3002)  # later than the last health message
+    assert outcomes.news
+    outcomes.delivered(4099)
+    assert numbers(outcomes.labels()["dropped_seqs"]) >= {3001, 3002}
+    outcomes.reported(5000)
+    outcomes.delivered(5000)
+    assert outcomes.labels() == {}
+
+
+@pytest.mark.req("R5")
+def test_range_joined_with_one_that_no_message_has_is_reported_again():
+    outcomes = Outcomes()
+    for seq in range(1, 64, 2):  # 32 ranges; the last is 63
+        outcomes.add("expired", seq, seq)
+    outcomes.reported(500)
+    outcomes.add("expired", 64, 64)
+    assert len(outcomes.labels()["expired_seqs"].split(",")) == 32
+    outcomes.delivered(500)
+    assert outcomes.labels() == {"expired_seqs": "63-64"}
+
+
+@pytest.mark.req("S5", "R5")
+def test_dropped_messages_are_listed_after_an_outage_although_the_power_failed_in_it():
+    gc.collect()
+    broker = Loopback()
+    board = Board(broker)
+    port = broker.port
+    broker.close()
+    settings = {
+        "broker": "127.0.0.1",
+        "port": port,
+        "health_s": 0,
+        "status_ms": 50,
+        "longest_pause_s": 1,
+        "watchdog_s": 8,
+    }
+    state = Facts()
+    application = Application(board, check(settings), state)
+    while application.journal.dropped < 100:
+        application.publish("readings", 1, [{"n": "load", "v": 1}])
+        application.turn(1)
+    begin = ticks_ms()
+    while application.outcomes.news:
+        assert ticks_diff(ticks_ms(), begin) < 30000, "not reported"
+        application.turn(20)
+    dropped = application.journal.dropped
+    assert application.journal.stored < dropped * 3, "reports fill the store"
+
+    # The power fails, and the next start finds the broker.
+    broker.open(port)
+    application = Application(board, check(settings), state)
+    application.client._feed = application.client.link.feed = broker
+    begin = ticks_ms()
+    while application.client.pending or not broker.connects:
+        assert ticks_diff(ticks_ms(), begin) < 30000, "not delivered"
+        application.turn(20)
+    told = set()
+    arrived = set()
+    for one in broker.of(3):
+        if one[0] & 6:
+            head = loads(one[one.find(b"[{") :])[0]
+            arrived.add(head["seq"])
+            if "dropped_seqs" in head:
+                told |= numbers(head["dropped_seqs"])
+    assert len(told) >= dropped >= 100
+    assert set(range(1, application.journal.stored + 1)) - arrived == told
+    application.client.link.stop()
+    broker.close()
 
 
 class Refusing(Loopback):
@@ -139,9 +227,8 @@ def test_refused_messages_are_reported_at_once():
     assert broker.seqs == [1, 2, 3, 4, 5]
     told = set()
     for payload in broker.healths:
-        for piece in payload[0].get("refused_seqs", "").split(","):
-            first, _, last = piece.partition("-")
-            told.update(range(int(first), int(last or first) + 1))
+        if "refused_seqs" in payload[0]:
+            told |= numbers(payload[0]["refused_seqs"])
     assert told == {1, 2, 3, 4, 5}
     assert {"n": "refused", "v": 5} in records(application) and {"n": "expired", "v": 0} in records(application)
     application.client.disconnect()
