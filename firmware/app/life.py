@@ -4,7 +4,8 @@ The journal counts sequence numbers and boots. With a new journal (a wiped flash
 both begin again at 1, and the receiver would take new messages for duplicates of old ones. So a new life begins with an empty
 journal, and its number is durable before the first message is stored. It is kept in the state file beside the journal. If only
 that file is lost, or the device id has changed, a new life begins in the middle of the journal's numbers, and `since` has its
-first number: the earlier numbers are of another life, or of another id.
+first number: the earlier numbers are of another life, or of another id. A new life also forgets the last command, whose reply has
+a number of the old one.
 
 It knows neither the journal nor MQTT.
 """
@@ -23,16 +24,20 @@ def life_of(state, stored, device, random_bytes=None):
     """
     life = state.get("life")
     since = state.get("since")
-    # If the journal is empty, a saved life belongs to an older journal, or to an interrupted first start.
-    known = state.get("device", device) == device
+    intent = state.get("intent")  # of the last command: see `commands`
+    # If the journal is empty, a saved life belongs to an older journal, or to an interrupted first start. If it has not even the
+    # messages before the last command, it was restored from a backup: the following numbers of this life are used.
+    known = state.get("device", device) == device and not (intent and intent["seq"] > stored + 1)
     if stored and known and isinstance(life, int) and isinstance(since, int) and 0 < since <= stored:
         return life, since
+    if intent and not (stored and intent["seq"] == stored + 1):
+        intent = None  # it is finished; the new journal's numbers may come to its own
     if random_bytes is None:
         from os import urandom as random_bytes
     life = int.from_bytes(random_bytes(4), "big") >> 2 or 1
     since = stored + 1
     try:
-        state.save(life=life, since=since, device=device)
+        state.save(life=life, since=since, device=device, intent=intent)
     except OSError as error:
         print("state:", error)
         return 0, 0

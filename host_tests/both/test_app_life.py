@@ -60,6 +60,42 @@ def test_changed_device_id_begins_a_new_life_at_the_next_sequence():
     assert life_of(Facts(life=10, since=1), 7, "a", numbers()) == (10, 1)  # a state saved without the device id
 
 
+def intent(seq):
+    """Return the note of a command whose reply has this sequence number."""
+    return {"id": "1", "do": "interval", "ms": 5000, "seq": seq}
+
+
+@pytest.mark.req("P4", "Q4")
+def test_new_life_forgets_the_finished_command_of_the_old_one():
+    state = Facts()
+    life_of(state, 0, "a", numbers(40))
+    state.save(intent=intent(7), done=["x"])
+    assert life_of(state, 9, "a", numbers()) == (10, 1) and state["intent"]["seq"] == 7
+    # The journal was wiped. Without this its command would run again when the new journal has 6 messages at a start.
+    assert life_of(state, 0, "a", numbers(80)) == (20, 1)
+    assert not state.get("intent") and state["done"] == ["x"]
+
+
+@pytest.mark.req("P4", "Q4")
+def test_new_device_id_keeps_the_command_that_a_power_cut_interrupted():
+    state = Facts()
+    life_of(state, 0, "a", numbers(40))
+    state.save(intent=intent(8))
+    assert life_of(state, 7, "b", numbers(80)) == (20, 8)
+    assert state["intent"] == intent(8)
+
+
+@pytest.mark.req("P4")
+def test_journal_older_than_the_state_begins_a_new_life():
+    state = Facts()
+    life_of(state, 0, "a", numbers(40))
+    state.save(intent=intent(50))
+    assert life_of(state, 49, "a", numbers()) == (10, 1)  # a power cut before the reply
+    assert life_of(state, 48, "a", numbers(80)) == (20, 49)  # the journal was restored from a backup: 49 was used
+    assert not state.get("intent")
+    assert life_of(state, 49, "a", numbers()) == (20, 49)
+
+
 def test_life_is_positive_and_below_2_to_the_30():
     assert life_of(Facts(), 0, "a", numbers(0)) == (1, 1)
     assert life_of(Facts(), 0, "a", numbers(0xFFFFFFFF)) == (0x3FFFFFFF, 1)
