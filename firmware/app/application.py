@@ -187,8 +187,12 @@ class Application:
 
         Return its handle; 0 at QoS 0, and if it is not stored.
         """
-        # A reply must not wait: its number is noted (see `app.commands`).
-        if self._boot_due and qos and kind != "replies" and not self._boot():
+        # A reply must not wait: its number is noted, and the next stored message has that number (see `app.commands`).
+        if (
+            qos
+            and kind != "replies"
+            and ((self.commands.due and not self.commands.settle()) or (self._boot_due and not self._boot()))
+        ):
             return 0  # the store is still full
         journal = self.journal
         unix_ms = self.time.unix_ms()
@@ -325,7 +329,7 @@ class Application:
             self._reboot_ms = self.uptime.ms() + _REBOOT_MS
 
     def _reply(self, ident, result):
-        self.publish("replies", 2, [{"n": "command", "vs": ident}, {"n": "result", "vs": result}])
+        return self.publish("replies", 2, [{"n": "command", "vs": ident}, {"n": "result", "vs": result}])
 
     # --- the loop ---
 

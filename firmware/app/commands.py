@@ -6,6 +6,9 @@ durable intent: one file is replaced that has the command, its id in the list of
 reply. The reply, a stored message, is the commit. After a power cut, an intent whose reply was not stored is executed and
 answered; an intent whose reply was stored is done. A command whose id is in the list is ignored.
 
+If the store has no room for a reply, the reply is `due`: until it is stored, the application stores no other message (the reply
+must have the intent's number), and other commands are counted as refused.
+
 Each command writes flash, so the rate is limited: a command above the limit is counted, but neither executed nor answered.
 
     do         with          effect
@@ -72,15 +75,18 @@ class Commands:
         state: a `State`.
         stored: returns how many messages the device has stored in its life.
         act: called with (name, ms) to execute a command; repeating it after a power cut must be harmless.
-        reply: called with (id, result) to publish the reply, as one stored message.
+        reply: called with (id, result) to publish the reply as one stored message; returns 0 if it is not stored.
         now_ms: returns the time since the start.
 
     Attributes:
-        refused: how many commands exceeded the rate limit since the start.
+        refused: how many commands since the start were neither executed nor answered: they exceeded the rate limit, or came
+            while a reply was due.
+        due: (id, result) of a reply that is not stored yet, or None.
     """
 
     def __init__(self, state, stored, act, reply, now_ms):
         self.refused = 0
+        self.due = None
         self._now_ms = now_ms
         self._allowed = _BURST
         self._refilled_ms = now_ms()
@@ -96,11 +102,24 @@ class Commands:
             return ""
         if intent["do"] != "reboot":  # the board has just rebooted
             self._act(intent["do"], intent["ms"])
-        self._reply(intent["id"], "done")
+        self._answer(intent["id"], "done")
         return intent["do"]
+
+    def _answer(self, ident, result):
+        self.due = (ident, result)
+        self.settle()
+
+    def settle(self):
+        """Store the reply that is due; return whether none is due any more."""
+        if self.due and self._reply(*self.due):
+            self.due = None
+        return not self.due
 
     def _may_write(self):
         """Return whether another command may write flash now, and count it."""
+        if not self.settle():
+            self.refused += 1
+            return False
         more = (self._now_ms() - self._refilled_ms) // _REFILL_MS
         if more > 0:
             self._refilled_ms += more * _REFILL_MS
@@ -117,7 +136,7 @@ class Commands:
             ident, name, ms = parse(payload)
         except CommandRefused as refused:
             if self._may_write():
-                self._reply(refused.args[1], refused.args[0])
+                self._answer(refused.args[1], refused.args[0])
             return
         done = self._state.get("done", [])
         known = "%08x" % crc32(ident.encode())  # ids may be long, and each command writes all of them
@@ -132,7 +151,7 @@ class Commands:
         try:
             self._state.save(**changes)
         except OSError as error:  # such as a full file system; a restart would not help
-            self._reply(ident, "not stored: %s" % error)
+            self._answer(ident, "not stored: %s" % error)
             return
         self._act(name, ms)
-        self._reply(ident, "done")
+        self._answer(ident, "done")

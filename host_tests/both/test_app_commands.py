@@ -37,6 +37,7 @@ class Board:
         self.steps = 0
         self.cut_at = 0
         self.now_ms = 0
+        self.full = False
         forget(path)
         self.start()
 
@@ -68,9 +69,12 @@ class Board:
 
     def reply(self, ident, result):
         self.step()
+        if self.full:
+            return 0
         self.stored += 1
         self.replies.append((self.stored, ident, result))
         self.step()
+        return self.stored
 
 
 @pytest.mark.req("Q4", "B4")
@@ -199,6 +203,29 @@ def test_commands_above_the_rate_limit_are_counted_and_not_executed():
     for n in range(100):
         board.commands.take(b'{"id": "c%d", "do": "flush"}' % n)
     assert len(board.acts) == 17 + 32
+    forget(PATH)
+
+
+@pytest.mark.req("R4", "S5")
+def test_reply_for_which_the_store_has_no_room_waits_and_the_next_command_is_counted():
+    board = Board(PATH)
+    board.full = True
+    board.commands.take(b'{"id": "1", "do": "interval", "ms": 5000}')
+    assert board.commands.due and not board.commands.settle()
+    for payload in (b'{"id": "2", "do": "flush"}', b"no command", b'{"id": "1", "do": "interval", "ms": 5000}'):
+        board.commands.take(payload)
+    assert board.acts == [("interval", 5000)] and board.replies == [] and board.commands.refused == 2
+    for cut in (False, True):
+        if cut:
+            board.start()  # after a power cut it is executed again, which is harmless, and its reply waits again
+        assert board.commands.due and board.replies == []
+    board.full = False
+    assert board.commands.settle() and not board.commands.due
+    assert board.replies == [(11, "1", "done")]
+    board.commands.take(b'{"id": "2", "do": "flush"}')
+    assert board.replies[1:] == [(12, "2", "done")]
+    board.start()
+    assert len(board.replies) == 2
     forget(PATH)
 
 

@@ -398,6 +398,29 @@ def test_command_whose_handler_failed_runs_later_and_does_not_stop_the_applicati
     broker.close()
 
 
+@pytest.mark.parametrize("policy", ["refuse", "drop-newest"])
+@pytest.mark.req("R4", "S5", "Q4")
+def test_command_that_arrives_while_the_store_is_full_is_answered(policy):
+    application, broker = _with([Odd("a", 3)], health_s=0, watchdog_s=8, when_full=policy)
+    broker.answers_publish = False
+    turns(application, lambda: application.client.connected and broker.of(8))
+    while application.publish("readings", 1, [{"n": "load", "v": 1}]):
+        pass
+    stored = application.journal.stored
+    broker.give(publish(b"flashmqtt-commands/dev", b'{"id": "1", "do": "interval", "ms": 5000}', 1, 7))
+    turns(application, lambda: broker.of(4))
+    assert application.interval_ms == 5000 and application.journal.stored == stored
+    broker.answers_publish = True
+    broker.drop()
+    turns(application, lambda: not application.client.pending)
+    assert application.publish("readings", 1, [{"n": "load", "v": 2}]) == stored + 2
+    turns(application, lambda: not application.client.pending)
+    (reply,) = [one for one in broker.of(3) if b"/replies" in one]
+    assert b'"seq":%d' % (stored + 1) in reply and b'"vs": "done"' in reply
+    application.client.link.stop()
+    broker.close()
+
+
 @pytest.mark.req("R2", "R5")
 def test_too_long_command_is_skipped_and_reported_in_the_health_message():
     broker = Loopback()
