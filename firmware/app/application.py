@@ -43,6 +43,7 @@ _NETWORK_MS = const(500)
 _CONVERSION_MS = const(800)  # of a DS18B20, the slowest sensor whose first read only starts a measurement
 _CLOCK_PATIENCE_MS = const(30000)
 _TLS_WATCHDOG_S = const(8)
+_LEVEL_5 = const(5)
 _BUFFER_BYTES = const(640)  # longer messages are sent in pieces; no valid command is longer
 
 
@@ -152,12 +153,20 @@ class Application:
             from flashmqtt.tls import context
 
             tls = context(config["tls"], config["tls_cert"] or None, config["tls_key"] or None)
+        level = config["level"]
+        noted = self.journal.note[
+            0
+        ]  # the level of the stored messages, which can't be sent at another one (3 and 4 are the same)
+        self._old_level = self.journal.waiting and (noted == _LEVEL_5) != (level == _LEVEL_5)
+        if self._old_level:  # deliver them, then restart
+            print("configuration: level %d is used after the stored messages of level %d" % (level, noted))
+            level = noted
         client = Client(
             config["broker"],
             config["port"],
             client_id=self.device,
             store=self.journal,
-            level=config["level"],
+            level=level,
             user=config["user"] or None,
             password=config["broker_password"] or None,
             keep_alive_s=config["keep_alive_s"],
@@ -404,7 +413,8 @@ class Application:
         self._show(now)
         if self._worn and not self.client.pending:
             raise self._worn  # a person has to replace the board
-        if self._reboot_ms and (now >= self._reboot_ms or not self.client.pending):
+        done = not self.client.pending
+        if (done and self._old_level) or (self._reboot_ms and (done or now >= self._reboot_ms)):
             self.client.disconnect()
             self.board.reset()
 

@@ -13,7 +13,7 @@ from flashmqtt.errors import StoreWorn
 from flashmqtt.flash.block import BlockRegion
 from loopback import Loopback
 from tools.flashsim.nor import NorFlash
-from wire import puback, publish, pubrec
+from wire import packet, puback, publish, pubrec
 
 SECTORS = 8
 
@@ -394,6 +394,65 @@ def test_command_whose_handler_failed_runs_later_and_does_not_stop_the_applicati
     assert len(calls) == 2 and broker.of(4) == [puback(7)]
     assert [line for line in lines if line.startswith("handler: ")] == ["handler: " + repr(error)]
     turns(application, lambda: any(b"/replies" in one for one in broker.of(3)))
+    application.client.link.stop()
+    broker.close()
+
+
+class AnyLevel(Loopback):
+    """Answers SUBSCRIBE at level 5, too."""
+
+    level = 4
+
+    def take(self, one):
+        if one[0] >> 4 == 1:
+            self.level = one[8]
+        if one[0] >> 4 == 8 and self.level == 5:
+            self.packets.append(one)
+            self.give(packet(0x90, one[2:4], b"\0", b"\1"))
+        else:
+            super().take(one)
+
+
+class Restarted(Exception):
+    """Raised instead of a reset."""
+
+
+def restarting(board):
+    """Let a board's reset raise `Restarted`; return the board."""
+
+    def reset():
+        raise Restarted
+
+    board.reset = reset
+    return board
+
+
+@pytest.mark.parametrize("before,after", [(4, 5), (5, 4), (3, 5)])
+@pytest.mark.req("S1", "B4", "W10")
+def test_changed_protocol_level_is_used_after_the_stored_messages_are_delivered(before, after):
+    broker = AnyLevel()
+    board = restarting(Board(broker))
+    settings = {"broker": "127.0.0.1", "port": broker.port, "interval_ms": 1000, "health_s": 0, "watchdog_s": 8}
+    state = Facts()
+    settings["level"] = before
+    application = Application(board, check(settings), state)
+    for n in range(3):
+        application.publish("readings", 1 + n % 2, [{"n": "load", "v": n}])
+    settings["level"] = after
+    application, lines = printed(lambda: Application(board, check(settings), state))
+    stored_at = max(before, 4)
+    assert lines == ["configuration: level %d is used after the stored messages of level %d" % (after, stored_at)]
+    with pytest.raises(Restarted):
+        application.run()
+    delivered = len([one for one in broker.of(3) if one[0] & 6])
+    assert delivered == application.journal.stored > 3
+    assert [one[8] for one in broker.of(1)] == [stored_at] * broker.connects
+    application, lines = printed(lambda: Application(board, check(settings), state))
+    assert lines == [] and application.journal.waiting == 0
+    broker.packets = []
+    application.publish("readings", 1, [{"n": "load", "v": 9}])
+    turns(application, lambda: application.client.connected and not application.client.pending)
+    assert broker.of(1)[-1][8] == after
     application.client.link.stop()
     broker.close()
 
