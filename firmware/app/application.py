@@ -108,6 +108,7 @@ class Application:
         self._doubt = None  # first and last number of messages in doubt: delivered never, once or twice
         self._doubt_ms = 0  # when to report them, unless the store is empty before
         self._reboot_ms = 0
+        self._flushing = False  # is the health message due because of the command "flush"?
         self._identify_ms = 0
         self._lit = None
         self._network_ms = 0
@@ -330,8 +331,8 @@ class Application:
                 if not group.interval_ms:
                     group.due_ms = self.uptime.ms()
         elif name == "flush":
-            self._health_ms = self.uptime.ms()
-            self.journal.flush()
+            self._flushing = True
+            self._flush()
         elif name == "identify":
             self._identify_ms = self.uptime.ms() + _IDENTIFY_MS
         elif name == "reboot":
@@ -402,7 +403,8 @@ class Application:
                 self._on_in_doubt(first)  # the store is full: try again later
                 self._on_in_doubt(last)
                 self._doubt_ms = now + config["status_ms"]
-        if config["health_s"] and now >= self._health_ms:
+        if self._flushing or (config["health_s"] and now >= self._health_ms):
+            self._flushing = False
             self._health_ms = now + config["health_s"] * 1000
             self._tell_health()
         if now >= self._status_ms:
@@ -473,8 +475,14 @@ class Application:
     def _tell_health(self):
         from .health import records
 
-        if not self._tell(records(self)) and not self._worn:
-            self.journal.flush()  # the count of dropped messages: with drop-newest, nothing else writes it
+        if not self._tell(records(self)):
+            self._flush()  # the count of dropped messages: with drop-newest, nothing else writes it
+
+    def _flush(self):
+        try:
+            self.journal.flush()
+        except StoreWorn as error:  # stored messages can still be delivered: see `turn`
+            self._worn = error
 
     def _show(self, now):
         """Set the LED: it blinks after the command "identify", and is lit while there is no connection."""

@@ -457,6 +457,19 @@ def test_changed_protocol_level_is_used_after_the_stored_messages_are_delivered(
     broker.close()
 
 
+@pytest.mark.req("B4")
+def test_flush_publishes_the_health_message_although_health_s_is_0():
+    application, broker = _with([Odd("a", 3)], health_s=0, watchdog_s=8)
+    turns(application, lambda: application.client.connected)
+    broker.give(publish(b"flashmqtt-commands/dev", b'{"id": "1", "do": "flush"}', 1, 7))
+    turns(application, lambda: any(b"/health" in one for one in broker.of(3)))
+    for _ in range(20):
+        application.turn(5)
+    assert len([one for one in broker.of(3) if b"/health" in one]) == 1
+    application.client.link.stop()
+    broker.close()
+
+
 @pytest.mark.parametrize("policy", ["refuse", "drop-newest"])
 @pytest.mark.req("R4", "S5", "Q4")
 def test_command_that_arrives_while_the_store_is_full_is_answered(policy):
