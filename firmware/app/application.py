@@ -427,7 +427,10 @@ class Application:
         up = self.board.network_up(config["ssid"], config["password"], config["country"], log)
         if up and config["tls"] and self.time.unix_ms() is None:
             # A certificate can't be checked without the time. After a deadline, try without: the time server may be unreachable.
-            up = self._online or self.uptime.ms() > _CLOCK_PATIENCE_MS
+            patience_ms = _CLOCK_PATIENCE_MS
+            if config["sleep_s"]:
+                patience_ms = min(patience_ms, config["awake_s"] * 500)
+            up = self._online or not config["ntp"] or self.uptime.ms() > patience_ms
             if not self._online and self.time.turn():
                 self._time_learnt()
         if up and not self._online:

@@ -470,6 +470,31 @@ def test_flush_publishes_the_health_message_although_health_s_is_0():
     broker.close()
 
 
+@pytest.mark.parametrize("ntp", ["", "127.0.0.1:9"])
+@pytest.mark.req("B4", "B5")
+def test_sleeping_board_with_tls_connects_although_no_time_server_answers(ntp):
+    tls = type("tls", (), {"context": staticmethod(lambda *files: None)})
+    known = sys.modules.get("flashmqtt.tls")
+    sys.modules["flashmqtt.tls"] = tls
+    try:
+        application, broker = _with(
+            [Odd("a", 3)], tls="ca.pem", ntp=ntp, sleep_s=600, awake_s=4, health_s=0, watchdog_s=8
+        )
+    finally:
+        del sys.modules["flashmqtt.tls"]
+        if known:
+            sys.modules["flashmqtt.tls"] = known
+
+    def sleep(ms):
+        raise Asleep
+
+    application.board.sleep = sleep
+    with pytest.raises(Asleep):
+        application.run()
+    assert broker.connects == 1 and application.client.pending == 0
+    broker.close()
+
+
 @pytest.mark.parametrize("policy", ["refuse", "drop-newest"])
 @pytest.mark.req("R4", "S5", "Q4")
 def test_command_that_arrives_while_the_store_is_full_is_answered(policy):
