@@ -395,14 +395,7 @@ class Application:
         config = self.config
         now = self.uptime.ms()
         if self._doubt and (now >= self._doubt_ms or not self.client.pending):
-            first, last = self._doubt
-            self._doubt = None
-            if not self.publish(
-                "health", 1, [{"n": "in_doubt", "vb": True}], {"doubt_first": first, "doubt_last": last}
-            ):
-                self._on_in_doubt(first)  # the store is full: try again later
-                self._on_in_doubt(last)
-                self._doubt_ms = now + config["status_ms"]
+            self._tell_doubt()
         if self._flushing or (config["health_s"] and now >= self._health_ms):
             self._flushing = False
             self._health_ms = now + config["health_s"] * 1000
@@ -417,7 +410,7 @@ class Application:
             raise self._worn  # a person has to replace the board
         done = not self.client.pending
         if (done and self._old_level) or (self._reboot_ms and (done or now >= self._reboot_ms)):
-            self.client.disconnect()
+            self._finish()
             self.board.reset()
 
     def _network(self):
@@ -481,11 +474,29 @@ class Application:
         if not self._tell(records(self)):
             self._flush()  # the count of dropped messages: with drop-newest, nothing else writes it
 
+    def _tell_doubt(self):
+        first, last = self._doubt
+        self._doubt = None
+        labels = {"doubt_first": first, "doubt_last": last}
+        if not self.publish("health", 1, [{"n": "in_doubt", "vb": True}], labels):  # the store is full: try again later
+            self._on_in_doubt(first)
+            self._on_in_doubt(last)
+            self._doubt_ms = self.uptime.ms() + self.config["status_ms"]
+
     def _flush(self):
         try:
             self.journal.flush()
         except StoreWorn as error:  # stored messages can still be delivered: see `turn`
             self._worn = error
+
+    def _finish(self):
+        """Prepare for a sleep or a reset: report what only RAM has, disconnect, close the journal."""
+        if self._doubt:
+            self._tell_doubt()
+        if self.outcomes and self.outcomes.news:
+            self._tell_undelivered()
+        self.client.disconnect()
+        self.journal.close()
 
     def _show(self, now):
         """Set the LED: it blinks after the command "identify", and is lit while there is no connection."""
@@ -528,10 +539,7 @@ class Application:
                 quiet_ms = self.uptime.ms() + _LISTEN_MS
             elif self.uptime.ms() >= quiet_ms:
                 break
-        if self.outcomes and self.outcomes.news:  # RAM does not survive the sleep
-            self._tell_undelivered()
-        self.client.disconnect()
-        self.journal.close()
+        self._finish()
         self.status()
         print("sleep", "%d s" % config["sleep_s"])
         self.board.sleep(config["sleep_s"] * 1000)

@@ -286,3 +286,40 @@ def test_sleeping_board_reports_refused_messages_although_the_report_was_refused
     first = broker.healths[0][0]
     assert first["refused_seqs"].split(",") == [str(seq) for seq in broker.seqs if seq != first["seq"]]
     broker.close()
+
+
+@pytest.mark.req("R5", "B4")
+def test_refused_health_message_is_listed_before_a_reboot():
+    gc.collect()
+    broker = Refusing([b"readings", b"health"])
+    board = Board(broker)
+    settings = {
+        "broker": "127.0.0.1",
+        "port": broker.port,
+        "level": 5,
+        "interval_ms": 100000,
+        "health_s": 0,
+        "watchdog_s": 8,
+    }
+    state = Facts()
+
+    def reset():
+        raise Asleep
+
+    board.reset = reset
+    application = Application(board, check(settings), state)
+    application.publish("readings", 1, application.sample(application.groups[0]))
+    turns(application, lambda: len(broker.seqs) >= 2 and not application.client.pending)
+    refused = set(broker.seqs)
+    wear = application.journal.wear
+    application._act("reboot", 0)
+    with pytest.raises(Asleep):
+        for _ in range(1000):
+            application.turn(5)
+    broker.refused = []
+    application = Application(board, check(settings), state)
+    turns(application, lambda: broker.healths)
+    assert numbers(broker.healths[0][0]["refused_seqs"]) >= refused
+    assert application.journal.wear == wear, "closed before the reset: the next start goes on in the same sector"
+    application.client.disconnect()
+    broker.close()
