@@ -17,10 +17,13 @@ DEVICE = "greenhouse-1"  # the thing's name; the policy allows this client id an
 
 while not board.network_up("my Wi-Fi", "its password", "AT", log=print):
     time.sleep(1)
-if board.clock() is None:
-    import ntptime
+while board.clock() is None:
+    try:
+        import ntptime
 
-    ntptime.settime()
+        ntptime.settime()
+    except OSError:  # no answer; a request may get lost
+        time.sleep(1)
 store = Journal(board.journal_region(64), policy=DROP_OLDEST)
 client = Client(
     *(HOST, PORT, DEVICE, store),

@@ -39,10 +39,13 @@ def password():
 
 while not board.network_up("my Wi-Fi", "its password", "AT", log=print):
     time.sleep(1)
-if board.clock() is None:
-    import ntptime
+while board.clock() is None:
+    try:
+        import ntptime
 
-    ntptime.settime()
+        ntptime.settime()
+    except OSError:  # no answer; a request may get lost
+        time.sleep(1)
 store = Journal(board.journal_region(64), policy=DROP_OLDEST)
 user = HOST + "/" + DEVICE + "/?api-version=2021-04-12"
 context = tls.context(ca="ca.pem")  # DigiCert Global Root G2

@@ -34,7 +34,10 @@ async def commands(client):
     global interval_s
     await client.subscribe(DEVICE + "/interval", 1)
     async for message in client:  # acknowledged when the loop asks for the next message
-        interval_s = max(1, int(message.payload))
+        try:
+            interval_s = min(max(1, int(message.payload)), 3600)
+        except ValueError:  # no number: raised here, it would end the program, and the message would come again
+            continue
         await client.publish(DEVICE + "/interval/now", str(interval_s), qos=1)
 
 

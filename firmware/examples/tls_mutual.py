@@ -20,10 +20,13 @@ DEVICE = "greenhouse-1"
 
 while not board.network_up("my Wi-Fi", "its password", "AT", log=print):
     time.sleep(1)
-if board.clock() is None:
-    import ntptime
+while board.clock() is None:
+    try:
+        import ntptime
 
-    ntptime.settime()
+        ntptime.settime()
+    except OSError:  # no answer; a request may get lost
+        time.sleep(1)
 store = Journal(board.journal_region(64), policy=DROP_OLDEST)
 context = tls.context(ca="ca.pem", cert="board.crt", key="board.key")
 client = Client(HOST, PORT, DEVICE, store, tls=context, log=print)

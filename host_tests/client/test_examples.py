@@ -209,8 +209,36 @@ def test_sensor_readings_reach_the_broker(tmp_path, name, qos):
         ):
             assert sum(one.startswith(line) for one in lines) == 1, lines
         if name == "tasks":
+            person.publish("greenhouse-1/interval", b"soon", 1)  # does not end the program
             person.publish("greenhouse-1/interval", b"7", 1)
             person.wait(lambda got: ("greenhouse-1/interval/now", b"7", 1) in got, said)
+
+
+NTPTIME = """
+import board
+
+asked = 0
+
+
+def settime():
+    global asked
+    asked += 1
+    if asked < 3:
+        raise OSError(110)
+    board.set_clock(1800000000)
+"""
+
+
+@pytest.mark.parametrize("name", [name for name, text in EXAMPLES.items() if "ntptime" in text])
+@pytest.mark.req("B1", "B4")
+def test_example_asks_the_time_again_if_no_answer_came(tmp_path, monkeypatch, name):
+    (tmp_path / "ntptime.py").write_text(NTPTIME)
+    text = EXAMPLES[name]
+    ends = text[text.index("store = ") :]
+    changes = [(ends, 'print("clock", board.clock())\n'), ("time.sleep(1)", "time.sleep(0)")]
+    monkeypatch.setenv("FLASHMQTT_CLOCK", "unset")
+    with running(tmp_path, name, 1, changes=changes) as said:
+        until(lambda: "clock 18000000" in said.read_text(), said.read_text)
 
 
 @pytest.mark.req("B1", "Q2")
