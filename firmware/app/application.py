@@ -155,9 +155,7 @@ class Application:
 
             tls = context(config["tls"], config["tls_cert"] or None, config["tls_key"] or None)
         level = config["level"]
-        noted = self.journal.note[
-            0
-        ]  # the level of the stored messages, which can't be sent at another one (3 and 4 are the same)
+        noted = self.journal.note[0]  # the level of the stored messages: they can't be sent at another one (3 is as 4)
         self._old_level = self.journal.waiting and (noted == _LEVEL_5) != (level == _LEVEL_5)
         if self._old_level:  # deliver them, then restart
             print("configuration: level %d is used after the stored messages of level %d" % (level, noted))

@@ -120,30 +120,19 @@ class NetworkTime:
         self.asked += 1
         self._nonce = self._random_bytes()
         try:
-            address = self._look_up()
+            if self._feed:
+                from flashmqtt.guard import look_up
+
+                found = look_up(self._feed, socket.getaddrinfo, self._host, self._port, socket.SOCK_DGRAM)
+            else:
+                found = socket.getaddrinfo(self._host, self._port, 0, socket.SOCK_DGRAM)
+            address = found[0][-1]
             self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
             self._socket.setblocking(False)
             self._socket.sendto(question(self._nonce), address)
             self._sent_ms = self._uptime.ms()
         except (OSError, IndexError):  # no address
             self._later(now)
-
-    def _look_up(self):
-        """Return the server's address, and feed the watchdog meanwhile, as the client does for the broker's name."""
-        guard = None
-        if self._feed and not self._host.replace(".", "").isdigit():
-            self._feed()
-            try:
-                from flashmqtt.guard import Guard
-
-                guard = Guard(self._feed)
-            except (ImportError, ValueError, OSError):  # a port without such a timer
-                pass
-        try:
-            return socket.getaddrinfo(self._host, self._port, 0, socket.SOCK_DGRAM)[0][-1]
-        finally:
-            if guard:
-                guard.end()
 
     def _later(self, now):
         self._close()

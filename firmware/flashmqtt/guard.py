@@ -1,15 +1,14 @@
 """A timer that feeds the watchdog during a name lookup, which blocks for up to 7 s per name server.
 
-The guard feeds for 20 s at most, so that the watchdog still resets a program that hangs. Loaded if the program gives `feed` and
-the port has a timer whose callbacks run while lwIP waits (rp2). On other ports the import or the timer fails, and there is no
-guard. It knows no network.
+It feeds for 20 s at most, so that the watchdog still resets a program that hangs. Loaded for a lookup if the program gives
+`feed`. Only some ports (rp2) have a timer whose callbacks run while lwIP waits; on others the lookup is not guarded. It knows no
+network.
 """
-
-from machine import Timer  # type: ignore[import-not-found, unused-ignore]
 
 from .compat import TYPE_CHECKING, const
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any  # noqa: TID251
 
 _PERIOD_MS = const(500)
@@ -20,6 +19,8 @@ class Guard:
     """Feeds every half second until `end`, for 20 s at most."""
 
     def __init__(self, feed: "Any") -> None:
+        from machine import Timer  # type: ignore[import-not-found, unused-ignore]
+
         self._feed = feed
         self._left = _TICKS
         self._timer = Timer(-1)
@@ -33,5 +34,21 @@ class Guard:
             self._feed()
 
     def end(self) -> None:
-        """Stop: the lookup has returned."""
+        """Stop."""
         self._timer.deinit()
+
+
+def look_up(feed: "Any", getaddrinfo: "Callable[..., Any]", host: str, port: int, kind: int) -> "Any":
+    """Return what getaddrinfo finds; feed before and meanwhile. A numeric address needs no lookup."""
+    guard = None
+    if not host.replace(".", "").isdigit():
+        feed()
+        try:
+            guard = Guard(feed)
+        except (ImportError, ValueError, OSError):  # a port without such a timer
+            pass
+    try:
+        return getaddrinfo(host, port, 0, kind)
+    finally:
+        if guard:
+            guard.end()

@@ -346,7 +346,7 @@ class Link:
         if self.reported:
             self.reported = False
             return DISCONNECTED
-        # Reports don't wait for a connection: in a long outage the power may fail before there is one.
+        # Do not wait for a connection: the power may fail before.
         if self._session.reports and self.connection.reported < _REPORTS_A_TURN:
             self.connection.reported += 1
             return self._session.report()
@@ -378,15 +378,15 @@ class Link:
 
     def _open(self, now_ms: int) -> None:
         self.attempts += 1
-        guard = self._guard() if self.feed and not self.host.replace(".", "").isdigit() else None
-        try:
+        if self.feed:
+            from .guard import look_up
+
+            addresses = look_up(self.feed, socket.getaddrinfo, self.host, self.port, socket.SOCK_STREAM)
+        else:
             addresses = socket.getaddrinfo(self.host, self.port, 0, socket.SOCK_STREAM)
-        finally:
-            if guard:
-                guard.end()
         if not addresses:
             raise ConnectionLost("no address for %s" % self.host)
-        # (A name server may rotate them.)
+        # (Servers may rotate them.)
         family, _, _, _, address = sorted(addresses)[(self.attempts - 1) % len(addresses)]
         if _HOSTED:
             from .hosted import HostedSocket
@@ -410,16 +410,6 @@ class Link:
         self._since_ms = now_ms
         self.events = _POLLOUT
         self.wait_ms = self.timeout_ms
-
-    def _guard(self) -> "Any":
-        """Feed once; return a timer that feeds during the lookup, or None if the port has none."""
-        self.feed()
-        try:
-            from .guard import Guard
-
-            return Guard(self.feed)
-        except (ImportError, ValueError, OSError):
-            return None
 
     def _try_open(self, now_ms: int) -> None:
         from select import poll
