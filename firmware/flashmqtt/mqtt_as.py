@@ -223,7 +223,7 @@ class MQTTClient(Client):
         import board  # type: ignore[import-not-found, unused-ignore]
 
         loop = _loop()
-        if self._joins_in is not loop:
+        if not self._joining or self._joins_in is not loop:
             self._joins_in = loop
             self._joined = False
             self._joining = asyncio.create_task(self._keep_joined(board))
@@ -235,7 +235,8 @@ class MQTTClient(Client):
 
     async def _keep_joined(self, board: "Any") -> None:
         given = self._given
-        while True:
+        this = asyncio.current_task()
+        while self._joining is this:  # until `close`
             self._joined = board.network_up(given["ssid"], given["wifi_pw"] or "", given["country"], self._log)
             await asyncio.sleep(0.5)
 
@@ -268,7 +269,8 @@ class MQTTClient(Client):
     def close(self) -> None:
         """Close the socket and leave Wi-Fi: for the end of a program."""
         self.link.stop()
-        if self._joining is not None:
+        if self._joining:
+            self._joining = None
             import board  # type: ignore[import-not-found, unused-ignore]
 
             board.network_down()

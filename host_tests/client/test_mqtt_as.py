@@ -186,6 +186,31 @@ def test_wifi_is_joined_again_in_each_new_event_loop(monkeypatch):
         assert joins == ["home"] * runs
 
 
+def test_close_leaves_wifi_until_the_next_connect(monkeypatch):
+    calls: list[str] = []
+    board = types.ModuleType("board")
+    board.network_up = lambda *_: calls.append("up") or True
+    board.network_down = lambda: calls.append("down")
+    monkeypatch.setitem(sys.modules, "board", board)
+
+    async def connects(_client):
+        return False
+
+    monkeypatch.setattr("flashmqtt.aio.Client.connect", connects)
+
+    async def program():
+        client = made(ssid="home", wifi_pw="pw")
+        await client.connect()
+        client.close()
+        await asyncio.sleep(1.1)  # the network is checked twice a second
+        assert calls == ["up", "down"]
+        await client.connect()
+        await asyncio.sleep(0.6)
+        assert calls[:4] == ["up", "down", "up", "up"]
+
+    asyncio.run(program())
+
+
 def test_queue_counts_the_messages_that_were_discarded():
     client = made(queue_len=2)
     assert client.queue.discards == 0
