@@ -545,6 +545,7 @@ def test_address_that_does_not_answer_is_not_tried_for_ever_if_the_name_server_r
     assert len(resolver.asked) <= 2
     mqtt.disconnect()
 
+
 @pytest.mark.req("Q8")
 def test_subscription_made_before_connect_is_sent_after_it():
     broker = Loopback()
