@@ -12,7 +12,9 @@ from .properties import check, find
 if TYPE_CHECKING:
     from typing import Any  # noqa: TID251
 
-_PUBACK = b"\x00\x10\x80\x83\x87\x90\x91\x97\x99"
+# 0x95 is not in the tables, but mosquitto 2.0 sends it for a message over its `message_size_limit`. A code from 0x80 on says that
+# the operation has failed (§2.4), so the message is refused.
+_PUBACK = b"\x00\x10\x80\x83\x87\x90\x91\x95\x97\x99"
 _PUBREL = b"\x00\x92"
 
 # By packet type, what each may carry (the tables of §3.2.2.2, 3.4.2.1, ..., 3.15.2.1), in either direction.
