@@ -8,14 +8,14 @@
             print(message.topic, message.payload)
 
 The client's own task reads, acknowledges and reconnects. It never waits for the program: a message that the program does not
-take yet goes into a bounded queue (`session/waiting.py`) and does not block the messages behind it. `link.py` has the sockets.
+take yet goes into a bounded queue (`session/waiting.py`) and does not block the messages behind it.
 """
 
 import asyncio
 
 from .client import COROUTINE, is_async, octets
 from .client import Client as _Blocking
-from .compat import TYPE_CHECKING, const, ticks_diff, ticks_ms
+from .compat import TYPE_CHECKING, const, ticks_add, ticks_diff, ticks_ms
 from .connection import DELIVERED, DISCONNECTED, MESSAGE, NOTHING, OPEN
 from .errors import ConnectionLost, DeadlineExpired, FlashMqttError
 
@@ -65,6 +65,7 @@ except (ImportError, AttributeError):  # CPython
 
 _SLOW_MS = const(20)  # pause while many messages wait for the program
 _UNCLAIMED_MS = const(500)  # how long an unclaimed piece of a message blocks later messages
+_SOON_MS = const(50)
 _BUSY = const(1)  # a state: a handler or the program has the message
 
 # What a handler may raise; CancelledError is not an Exception.
@@ -156,7 +157,7 @@ class Client:
         self._iterated = False
         self._awaited: "Any" = None  # an `on_message` known to be `async def`
 
-    if TYPE_CHECKING:  # the arguments of `client.Client`; at run time they are passed on
+    if TYPE_CHECKING:  # at run time they are passed on
 
         def __init__(
             self,
@@ -415,9 +416,8 @@ class Client:
         """Return the next message; acknowledge the one that this task had before.
 
         Several tasks may iterate: each message goes to one of them. `asyncio.wait_for(client.__anext__(), t)` counts as a task
-        of its own, whose message is acknowledged with the next call. `wait_for` can lose a message if its timeout ends at the
-        moment when the message arrives. So a message none of whose attributes the program has read is returned once more by
-        the next call.
+        of its own, whose message is acknowledged with the next call. `wait_for` can lose a message if its timeout ends when
+        the message arrives. So a message none of whose attributes were read within 50 ms is returned once more.
 
         Raises:
             StopAsyncIteration: the program disconnected.
@@ -434,6 +434,8 @@ class Client:
             message = waiting.next(ticks_ms(), _UNCLAIMED) if waiting and self.on_message is None else None
             if not message:
                 await self._progress.wait()
+            elif message.repeated and message.touched and not message.failures:
+                waiting.finish(message)  # not lost
             elif waiting.begin(message):
                 try:
                     self._held.append((task, message))
@@ -460,8 +462,8 @@ class Client:
             if isinstance(result, BaseException):
                 waiting.refuse(message, ticks_ms(), isinstance(result, Exception))
             elif result is message and not message.touched and not message.repeated:
-                message.repeated = True  # `wait_for` may have lost it
-                waiting.put_back(message)
+                message.repeated = True  # `wait_for` may have lost it, or will return it soon
+                waiting.put_back(message, ticks_add(ticks_ms(), _SOON_MS))
             else:
                 waiting.finish(message)
         if waiting:
@@ -558,7 +560,7 @@ class Client:
                     self.call(self.on_disconnect, link.error)
                 else:
                     self._failure = None
-                    _Blocking._report(self, event)  # type: ignore[arg-type]  # the same handlers, called by `call`
+                    _Blocking._report(self, event)  # type: ignore[arg-type]  # its handlers, by `call`
                 self._wake_waiters()
 
     async def _wait(self) -> None:

@@ -127,6 +127,24 @@ def test_message_returned_to_an_ended_task_is_delivered_again():
     run(case)
 
 
+@pytest.mark.req("Q4", "R4")
+def test_message_that_one_task_waits_for_is_not_returned_to_another_one_as_well():
+    async def case(broker):
+        async with client(broker) as mqtt:
+            await mqtt.subscribe("a", 2)
+            broker.give(publish(b"a", b"1", 2, 1), pubrel(1))
+            first = asyncio.create_task(mqtt.__anext__())  # as `wait_for` does
+            await until(first.done)
+            second = asyncio.create_task(mqtt.__anext__())  # before the task that called `wait_for` runs again
+            await asyncio.sleep(0.01)
+            assert (await first).payload == b"1"
+            await until(lambda: acknowledged(broker) == [1])
+            broker.give(publish(b"a", b"2"))
+            assert (await second).payload == b"2"
+
+    run(case)
+
+
 @pytest.mark.req("Q3", "R4")
 def test_message_whose_loop_raised_is_delivered_again():
     async def case(broker):
