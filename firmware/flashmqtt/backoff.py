@@ -37,8 +37,8 @@ class Backoff:
         step: int = 0,
         random_below: "Callable[[int], int]" = _random_below,
     ) -> None:
-        self.base_ms = base_ms
-        self.cap_ms = cap_ms
+        self.base_ms = int(base_ms)  # a board's clock takes no float: the client could not reconnect
+        self.cap_ms = int(cap_ms)
         self.lasting_ms = lasting_ms
         self.step = step
         self._random_below = random_below

@@ -51,3 +51,12 @@ def test_step_stays_small_during_a_long_outage():
     for _ in range(1000):
         assert 0 <= backoff.next_delay_ms(0) <= 120000
     assert backoff.step < 10
+
+
+@pytest.mark.req("B4")
+def test_delays_are_whole_also_if_the_arguments_are_not():
+    backoff = Backoff(base_ms=500.0, cap_ms=3e3)
+    for _ in range(5):
+        assert type(backoff.next_delay_ms(0)) is int
+    with pytest.raises(ValueError):
+        Backoff(cap_ms="long")
