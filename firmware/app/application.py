@@ -44,6 +44,7 @@ _CONVERSION_MS = const(800)  # of a DS18B20, the slowest sensor whose first read
 _CLOCK_PATIENCE_MS = const(30000)
 _TLS_WATCHDOG_S = const(8)
 _LEVEL_5 = const(5)
+_ATTEMPTS = const(6)  # of a command: a full store has half a minute to get room
 _BUFFER_BYTES = const(640)  # longer messages are sent in pieces; no valid command is longer
 
 
@@ -175,6 +176,7 @@ class Application:
             buffer_bytes=_BUFFER_BYTES,
             tls=tls,
             backoff=Backoff(cap_ms=config["awake_s"] * 250 if sleeping else config["longest_pause_s"] * 1000),
+            attempts=_ATTEMPTS,
             feed=self._feed,
             log=print if config["log"] else None,
         )
@@ -196,12 +198,8 @@ class Application:
         Return its handle; 0 at QoS 0, and if it is not stored.
         """
         # A reply must not wait: its number is noted, and the next stored message has that number (see `app.commands`).
-        if (
-            qos
-            and kind != "replies"
-            and ((self.commands.due and not self.commands.settle()) or (self._boot_due and not self._boot()))
-        ):
-            return 0  # the store is still full
+        if qos and kind != "replies" and not self._settled():
+            return 0
         journal = self.journal
         unix_ms = self.time.unix_ms()
         if unix_ms is None:
@@ -258,6 +256,10 @@ class Application:
             print("command", done, "finished after a power cut")
         self._boot()
 
+    def _settled(self):
+        """Store a reply and the boot message, if a full store had no room for them; return False if it has still no room."""
+        return self.commands.settle() and (not self._boot_due or self._boot())
+
     def _boot(self):
         """Publish the boot message; return whether it is stored. If it is not, `publish` tries again before other messages."""
         self._boot_due = False
@@ -278,7 +280,9 @@ class Application:
     def _on_error(self, error, message):
         # Raised by `poll`, it would restart the board, and a command would come again after each restart.
         print("handler:", repr(error))
-        if hasattr(sys, "print_exception"):  # CPython has none
+        if message and message.failures >= _ATTEMPTS:
+            self.commands.refused += 1  # the client discards it
+        if not isinstance(error, StoreFull) and hasattr(sys, "print_exception"):  # CPython has none
             sys.print_exception(error)
 
     def _on_connect(self, session_present):
@@ -400,6 +404,8 @@ class Application:
             self._tell_health()
         if now >= self._status_ms:
             self._status_ms = now + config["status_ms"]
+            if self.client.connected:  # only then there may be more room than before
+                self._settled()
             if self.outcomes and self.outcomes.news:  # see `_lost`; or its health message was not stored
                 self._tell_undelivered()
             self.status()

@@ -7,7 +7,7 @@ reply. The reply, a stored message, is the commit. After a power cut, an intent 
 answered; an intent whose reply was stored is done. A command whose id is in the list is ignored.
 
 If the store has no room for a reply, the reply is `due`: until it is stored, the application stores no other message (the reply
-must have the intent's number), and other commands are counted as refused.
+must have the intent's number), and the client has to call `take` again for other commands.
 
 Each command writes flash, so the rate is limited: a command above the limit is counted, but neither executed nor answered.
 
@@ -22,6 +22,7 @@ from binascii import crc32
 from json import loads
 
 from flashmqtt.codec.utf8 import text_kind
+from flashmqtt.errors import StoreFull
 
 _BURST = 32
 _REFILL_MS = 5000  # per additional command
@@ -79,8 +80,7 @@ class Commands:
         now_ms: returns the time since the start.
 
     Attributes:
-        refused: how many commands since the start were neither executed nor answered: they exceeded the rate limit, or came
-            while a reply was due.
+        refused: how many commands since the start were neither executed nor answered, because they exceeded the rate limit.
         due: (id, result) of a reply that is not stored yet, or None.
     """
 
@@ -117,9 +117,6 @@ class Commands:
 
     def _may_write(self):
         """Return whether another command may write flash now, and count it."""
-        if not self.settle():
-            self.refused += 1
-            return False
         more = (self._now_ms() - self._refilled_ms) // _REFILL_MS
         if more > 0:
             self._refilled_ms += more * _REFILL_MS
@@ -131,7 +128,13 @@ class Commands:
         return True
 
     def take(self, payload):
-        """Execute a command, unless it is a duplicate or exceeds the rate limit."""
+        """Execute a command, unless it is a duplicate or exceeds the rate limit.
+
+        Raises:
+            StoreFull: there is no room for an earlier reply; call this again later.
+        """
+        if not self.settle():
+            raise StoreFull("no room for the reply to an earlier command")
         try:
             ident, name, ms = parse(payload)
         except CommandRefused as refused:

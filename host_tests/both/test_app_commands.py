@@ -7,6 +7,7 @@ import pytest
 
 from app.commands import CommandRefused, Commands, parse
 from app.state import State
+from flashmqtt.errors import StoreFull
 
 # Each process has its own file: the same tests may run at the same time on the other interpreter.
 PATH = "/tmp/flashmqtt-state-%s-%d.json" % (sys.implementation.name, id(parse) & 0xFFFFFFFF)
@@ -207,14 +208,15 @@ def test_commands_above_the_rate_limit_are_counted_and_not_executed():
 
 
 @pytest.mark.req("R4", "S5")
-def test_reply_for_which_the_store_has_no_room_waits_and_the_next_command_is_counted():
+def test_reply_for_which_the_store_has_no_room_waits_and_the_next_command_is_not_executed():
     board = Board(PATH)
     board.full = True
     board.commands.take(b'{"id": "1", "do": "interval", "ms": 5000}')
     assert board.commands.due and not board.commands.settle()
     for payload in (b'{"id": "2", "do": "flush"}', b"no command", b'{"id": "1", "do": "interval", "ms": 5000}'):
-        board.commands.take(payload)
-    assert board.acts == [("interval", 5000)] and board.replies == [] and board.commands.refused == 2
+        with pytest.raises(StoreFull):
+            board.commands.take(payload)
+    assert board.acts == [("interval", 5000)] and board.replies == [] and board.commands.refused == 0
     for cut in (False, True):
         if cut:
             board.start()  # after a power cut it is executed again, which is harmless, and its reply waits again

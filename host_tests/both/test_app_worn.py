@@ -1,6 +1,7 @@
 """The application under faults: its flash wears out, or it receives a command that is too long."""
 
 import sys
+from json import loads
 
 import pytest
 
@@ -497,23 +498,30 @@ def test_sleeping_board_with_tls_connects_although_no_time_server_answers(ntp):
 
 @pytest.mark.parametrize("policy", ["refuse", "drop-newest"])
 @pytest.mark.req("R4", "S5", "Q4")
-def test_command_that_arrives_while_the_store_is_full_is_answered(policy):
-    application, broker = _with([Odd("a", 3)], health_s=0, watchdog_s=8, when_full=policy)
+def test_commands_that_arrive_while_the_store_is_full_are_answered(policy):
+    application, broker = _with([Odd("a", 3)], health_s=0, watchdog_s=8, when_full=policy, status_ms=50)
     broker.answers_publish = False
     turns(application, lambda: application.client.connected and broker.of(8))
     while application.publish("readings", 1, [{"n": "load", "v": 1}]):
         pass
     stored = application.journal.stored
-    broker.give(publish(b"flashmqtt-commands/dev", b'{"id": "1", "do": "interval", "ms": 5000}', 1, 7))
+    for n, do in ((1, b'"interval", "ms": 5000'), (2, b'"identify"')):
+        broker.give(publish(b"flashmqtt-commands/dev", b'{"id": "%d", "do": %s}' % (n, do), 1, n))
     turns(application, lambda: broker.of(4))
     assert application.interval_ms == 5000 and application.journal.stored == stored
     broker.answers_publish = True
+    broker.present = 1
     broker.drop()
-    turns(application, lambda: not application.client.pending)
-    assert application.publish("readings", 1, [{"n": "load", "v": 2}]) == stored + 2
-    turns(application, lambda: not application.client.pending)
-    (reply,) = [one for one in broker.of(3) if b"/replies" in one]
-    assert b'"seq":%d' % (stored + 1) in reply and b'"vs": "done"' in reply
+    broker.packets = []
+    turns(application, lambda: broker.of(8) or broker.connects == 2)
+    broker.give(publish(b"flashmqtt-commands/dev", b'{"id": "2", "do": "identify"}', 1, 2, dup=1))
+    turns(application, lambda: application.journal.stored == stored + 2 and not application.client.pending)
+    replies = [loads(one[one.find(b"[{") :]) for one in broker.of(3) if b"/replies" in one]
+    assert [(one[0]["seq"], one[0]["vs"], one[1]["vs"]) for one in replies] == [
+        (stored + 1, "1", "done"),
+        (stored + 2, "2", "done"),
+    ]
+    assert application.commands.refused == 0
     application.client.link.stop()
     broker.close()
 
