@@ -12,7 +12,7 @@ are sent again with every connection, so they need no storing: they are publishe
     flashmqtt/<device>/replies    results of commands
     flashmqtt-commands/<device>   commands, at QoS 1 (`app.commands`)
     flashmqtt-live/<device>/status    "online" or, by the will, "offline"; retained
-    flashmqtt-live/<device>/readings  sensors with QoS 0: for live display only, without a sequence number
+    flashmqtt-live/<device>/readings  sensors with QoS 0: for live display only, not counted; `seq` is that of the next message
 
 It knows the board only through the contract in `boards/board.pyi`.
 """
