@@ -1,7 +1,9 @@
 """The virtual board on its serial port, under the real mpremote: as a Pico W on a USB cable behaves."""
 
+import errno
 import os
 import re
+import select
 import signal
 import subprocess
 import sys
@@ -52,6 +54,22 @@ def test_new_board_has_its_modules_and_an_empty_file_system(tmp_path, board, por
             "print(sys.platform, sys.implementation._machine, os.listdir('/'), sep='|')"
         )
         assert mpremote(device, "exec", script).strip() == f"{port}|{name}|[]"
+
+
+@pytest.mark.req("B3")
+def test_port_works_on_after_a_power_cut_that_closed_a_watched_pty(tmp_path, monkeypatch):
+    with Device(tmp_path) as device:
+        wait, closed = select.select, []
+
+        def just_closed(descriptors, *others):
+            if len(descriptors) == 2 and not closed:
+                closed.append(descriptors)
+                raise OSError(errno.EBADF, "Bad file descriptor")
+            return wait(descriptors, *others)
+
+        monkeypatch.setattr(select, "select", just_closed)
+        until(lambda: closed)
+        assert mpremote(device, "exec", "print(6 * 7)", timeout_s=20).strip() == "42"
 
 
 @pytest.mark.req("B3")

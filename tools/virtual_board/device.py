@@ -206,7 +206,10 @@ class Device:
         while not self._stopping.is_set():
             with self._lock:
                 watched = [descriptor for descriptor in (self._outer, self._inner) if descriptor >= 0]
-            ready, _, _ = select.select(watched, [], [], TICK_S)
+            try:
+                ready, _, _ = select.select(watched, [], [], TICK_S)
+            except OSError:  # a power cut has closed the board's end since
+                continue
             with self._lock:
                 if self._outer in ready:
                     self._from_user(os.read(self._outer, 4096))
