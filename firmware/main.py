@@ -49,7 +49,7 @@ def main():
     gc.threshold(4096)  # type: ignore[attr-defined]
     import board  # type: ignore[import-not-found]
 
-    from flashmqtt.errors import StoreError, UsageError
+    from flashmqtt.errors import FlashFailed, StoreError, UsageError
 
     config = configuration(board)
     if config is None:
@@ -61,12 +61,14 @@ def main():
         gc.threshold(-1)  # type: ignore[attr-defined]
         application = Application(board, config)
         application.run()
-    except StoreError as error:
-        board.watchdog_off()
-        print("journal:", type(error).__name__, error)
-        blink(board.led)
     except Exception as error:
         board.watchdog_off()
+        if isinstance(error, StoreError) and not isinstance(
+            error, FlashFailed
+        ):  # a failed read may succeed after a restart
+            print("journal:", type(error).__name__, error)
+            blink(board.led)
+            return
         if application is None and isinstance(error, UsageError):  # such as a certificate that can't be read
             print("configuration:", error)
             blink(board.led)

@@ -2,9 +2,11 @@
 
 import asyncio
 import json
+import os
 import random
 import socket
 import struct
+import subprocess
 from collections import Counter
 
 import paho.mqtt.client as paho
@@ -14,7 +16,9 @@ from host_tests.waiting import until_async
 from tools.broker import Broker
 from tools.proof.board import VirtualBoard
 from tools.proof.chain import ABSENCE, POWER
+from tools.proof.program import MICROPYTHON
 from tools.proof.wakes import sleep_and_wake
+from tools.virtual_board.image import build
 
 DEVICE = "dev-1"
 COMMANDS = f"flashmqtt-commands/{DEVICE}"
@@ -245,6 +249,51 @@ def test_board_keeps_sampling_while_the_broker_is_down(tmp_path):
             broker.stop()
 
     asyncio.run(run())
+
+
+FAILING_BOARD = """
+from os import listdir
+from sys import exit
+
+from flashmqtt.errors import FlashFailed, StoreForeign
+
+unique_id = reset_cause = lambda: "x"
+led = lambda on: None
+watchdog = lambda ms: None
+watchdog_off = lambda: None
+
+
+def journal_region(sectors, feed=None):
+    raise %s
+
+
+def reset():
+    exit(7)
+"""
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "words"),
+    [
+        ('FlashFailed("read")', 7, "restart: in 10 s"),  # may succeed the next time
+        ('StoreForeign("other data")', 0, "journal: StoreForeign other data"),
+        ("OSError(5)", 7, "restart: in 10 s"),
+    ],
+)
+@pytest.mark.req("B4", "S6")
+def test_error_that_may_not_come_again_restarts_the_board(tmp_path, error, status, words):
+    (tmp_path / "board.py").write_text(FAILING_BOARD % error)
+    (tmp_path / "config.json").write_text('{"broker": "127.0.0.1"}')
+    ran = subprocess.run(
+        [MICROPYTHON, "-m", "main"],
+        cwd=tmp_path,
+        env={**os.environ, "MICROPYPATH": f".frozen:{tmp_path}:{build()}"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert ran.returncode == status and words in ran.stdout, ran.stdout + ran.stderr
 
 
 @pytest.mark.req("B2", "B4")
