@@ -397,7 +397,7 @@ class Application:
         config = self.config
         now = self.uptime.ms()
         if self._doubt and (now >= self._doubt_ms or not self.client.pending):
-            self._tell_doubt()
+            self._tell_doubt(*self._doubt)
         if self._flushing or (config["health_s"] and now >= self._health_ms):
             self._flushing = False
             self._health_ms = now + config["health_s"] * 1000
@@ -478,8 +478,7 @@ class Application:
         if not self._tell(records(self)):
             self._flush()  # the count of dropped messages: with drop-newest, nothing else writes it
 
-    def _tell_doubt(self):
-        first, last = self._doubt
+    def _tell_doubt(self, first, last):
         self._doubt = None
         labels = {"doubt_first": first, "doubt_last": last}
         if not self.publish("health", 1, [{"n": "in_doubt", "vb": True}], labels):  # the store is full: try again later
@@ -496,7 +495,7 @@ class Application:
     def _finish(self):
         """Prepare for a sleep or a reset: report what only RAM has, disconnect, close the journal."""
         if self._doubt:
-            self._tell_doubt()
+            self._tell_doubt(*self._doubt)
         if self.outcomes and self.outcomes.news:
             self._tell_undelivered()
         self.client.disconnect()
