@@ -207,6 +207,8 @@ def test_failure_inside_spark_keeps_its_first_line():
         session.cause(Exception("[PATH_NOT_FOUND] Path does not exist: x.\nand more"))
         == "[PATH_NOT_FOUND] Path does not exist: x."
     )
+    full = "[STREAM_FAILED] Query [id = 7784, runId = 4ca6] terminated with exception: java.io.IOException: No space"
+    assert session.cause(Exception(f"{full} SQLSTATE: XXKST")) == "java.io.IOException: No space"
 
 
 @pytest.mark.req("P8")

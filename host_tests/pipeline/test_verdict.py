@@ -1,5 +1,6 @@
 """The verdict at the end of a run, also while another run is active. Without Spark."""
 
+import importlib
 import json
 import time
 
@@ -77,6 +78,47 @@ def test_damaged_file_of_the_state_is_named(local, landing, out, capsys, content
     damaged.write_bytes(content)
     assert verdict.main(["--out", str(out)]) == 2
     assert f"verdict: {damaged} is damaged: restore it from a copy." in capsys.readouterr().err
+
+
+@pytest.mark.req("P3", "P4")
+@pytest.mark.parametrize("kind", ["state/intervals", "state/identities", "state/audit", "prints", "readings"])
+def test_flipped_bit_in_a_file_of_the_tables_is_named_and_changes_no_row(local, landing, out, kind):
+    fill(landing, seqs=[seq for seq in range(1, 90) if seq % 7 and seq % 3])
+    landing.seal()
+    output = taken(local, landing, out)
+    path = max(out.glob(f"{kind}/**/*.parquet"), key=lambda path: path.stat().st_size)
+    name, good = str(path.relative_to(out)), path.read_bytes()
+    rows, refused = output.storage.table(name), 0
+    pages = range(4, len(good) - 8 - int.from_bytes(good[-8:-4], "little"), 3)  # the footer has no checksum
+    for at in pages:
+        flipped = bytearray(good)
+        flipped[at] ^= 1 << at % 8
+        path.write_bytes(flipped)
+        try:
+            assert output.storage.table(name) == rows
+        except storage.StorageError as error:
+            assert str(error).startswith(f"{path} is damaged: restore it from a copy")
+            refused += 1
+    assert refused > len(pages) / 2
+
+
+@pytest.mark.req("P3")
+@pytest.mark.parametrize(
+    ("command", "content"), [("report", b""), ("report", b"no Parquet"), ("sink", b"PAR1" * 4), ("compact", b"")]
+)
+def test_damaged_file_of_a_table_ends_a_command_with_its_name(local, landing, out, tmp_path, capsys, command, content):
+    for number in (1, 2):
+        fill(landing, seqs=range(5 * number - 4, 5 * number + 1))
+        landing.seal()
+        output = Output(str(out))
+        output.prepare(2)
+        stream.run_batch(local, {"c": number}, Storage(str(landing.directory)), output, 2, "s", number)
+    damaged = sorted(out.glob("readings/**/*.parquet"))[-1]
+    damaged.write_bytes(content)
+    more = ["--to", str(tmp_path / "r.duckdb")] if command == "sink" else []
+    main = importlib.import_module(f"tools.pipeline.{command}").main
+    assert main(["--out", str(out), *more]) == 2
+    assert f"{command}: {damaged} is damaged: restore it from a copy" in capsys.readouterr().err
 
 
 @pytest.mark.req("P4")

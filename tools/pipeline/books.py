@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from . import schemas
-from .commits import Commit, Output, OutputError
+from .commits import Commit, Output
 from .storage import retried
 
 T = TypeVar("T")
@@ -29,17 +29,10 @@ class Books:
         self.output, self.commit = output, commit
 
     def rows(self, kind: str, columns: list[str], where: Where = None, settled: bool = True) -> Iterator[pa.Table]:
-        """Yield rows of `audit` or `lives`, a file at a time; with `settled` false, without the audit's settled boots.
-
-        Raises:
-            OutputError: a file is damaged.
-        """
+        """Yield rows of `audit` or `lives`, a file at a time; with `settled` false, without the audit's settled boots."""
         storage, schema = self.output.storage, _none(kind, columns).schema
         for name in sorted(self.commit.state_files(kind, settled)):
-            try:
-                found = storage.table(name, columns, filters=where)
-            except pa.ArrowInvalid as error:
-                raise OutputError(f"{storage.path(name)} is damaged: restore it from a copy. {error}") from error
+            found = storage.table(name, columns, filters=where)
             if found.num_rows:
                 yield found.cast(schema).combine_chunks()
 

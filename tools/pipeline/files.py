@@ -38,6 +38,7 @@ def parquet_writer(stream: Any, schema: pa.Schema) -> pq.ParquetWriter:
         use_dictionary=[field.name for field in schema if field.type in {DICTIONARY, pa.string()}],
         column_encoding={name: "DELTA_BINARY_PACKED" for name in RISING if name in schema.names},
         write_statistics=[name for name in WITH_STATISTICS if name in schema.names],
+        write_page_checksum=True,
         store_schema=False,
     )
 

@@ -159,6 +159,7 @@ TRACEBACK = re.compile(  # the error's own text behind it: up to an empty line, 
     r"(?:\n(?!\s*(?:$|at |JVM stacktrace|Caused by|Traceback|\.\.\. |SQLSTATE: |=== )).*)*)",
     re.MULTILINE,
 )
+SURROUNDING = re.compile(r"^\[STREAM_FAILED\] Query \[.*?\] terminated with exception: |( SQLSTATE: \w+)+$")
 OURS = ("tools.", "pyarrow.lib.")
 LONGEST_CAUSE = 2000
 
@@ -167,7 +168,7 @@ def cause(error: Exception) -> str:
     """Return the text of the last Python error inside Spark, or the first line of Spark's own text."""
     text = str(error)
     if found := TRACEBACK.findall(text):
-        last = re.sub(r"( SQLSTATE: \w+)+$", "", " ".join(line.strip() for line in found[-1][1].splitlines()))
+        last = SURROUNDING.sub("", " ".join(line.strip() for line in found[-1][1].splitlines()))
         kind, _, words = last.partition(": ")
         return (words if words and kind.startswith(OURS) else last)[:LONGEST_CAUSE]
     if "Python worker exited unexpectedly" in text:
@@ -175,7 +176,8 @@ def cause(error: Exception) -> str:
             "a Python worker was killed, probably because there was too little memory. Give it more"
             " (spark.executor.memoryOverhead on a cluster), or use fewer cores"
         )
-    return next((line.strip() for line in text.splitlines() if line.strip()), repr(error))
+    first = next((line.strip() for line in text.splitlines() if line.strip()), repr(error))
+    return SURROUNDING.sub("", first)
 
 
 def _has_ended(gateway: Any, error: Exception) -> bool:

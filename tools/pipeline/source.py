@@ -21,7 +21,7 @@ import pyarrow as pa
 from tools.landing import segments
 from tools.landing.log import LandingError, log_numbers
 
-from .storage import Storage, limits
+from .storage import Storage, StorageError, limits
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -87,7 +87,7 @@ def arrivals_us(landing: Storage, name: str) -> tuple[int, int] | None:
             return None
         first, last = ((one - EPOCH) // datetime.timedelta(microseconds=1) for one in found)
         return first, last
-    except (OSError, ValueError, TypeError, OverflowError, pa.ArrowException):
+    except (OSError, ValueError, TypeError, OverflowError, pa.ArrowException, StorageError):
         return None  # the task that reads the segment reports its damage; another writer may have times without a zone
 
 

@@ -138,19 +138,38 @@ class Storage:
         with self.fs.open_input_stream(self.path(name)) as stream:
             return bytes(stream.read())
 
+    @contextmanager
+    def parquet(self, name: str) -> Iterator[Any]:
+        """Open a Parquet file for reading.
+
+        Raises:
+            StorageError: the file is damaged: it is no Parquet file, or a page does not have its checksum.
+        """
+        try:
+            with self.fs.open_input_file(self.path(name)) as file:
+                yield file
+        except (OSError, ValueError, KeyError, TypeError, pa.ArrowException) as error:
+            if isinstance(error, OSError) and error.errno is not None:
+                raise
+            raise StorageError(
+                f"{self.path(name)} is damaged: restore it from a copy. Tables without a copy can be made again from the landing,"
+                f" in another --out. ({str(error).strip()})"
+            ) from error
+
     def table(self, name: str, columns: Sequence[str] | None = None, **how: Any) -> pa.Table:
         """Read a Parquet file."""
-        with self.fs.open_input_file(self.path(name)) as file:
-            return pq.read_table(file, columns=columns, use_threads=False, **how)
+        with self.parquet(name) as file:
+            return pq.read_table(file, columns=columns, use_threads=False, page_checksum_verification=True, **how)
 
     def batches(self, name: str, columns: Sequence[str], **how: Any) -> Iterator[pa.RecordBatch]:
         """Yield a Parquet file's rows in batches."""
-        with self.fs.open_input_file(self.path(name)) as file:
-            yield from pq.ParquetFile(file, **how).iter_batches(ROWS, columns=columns, use_threads=False)
+        with self.parquet(name) as file:
+            whole = pq.ParquetFile(file, page_checksum_verification=True, **how)
+            yield from whole.iter_batches(ROWS, columns=columns, use_threads=False)
 
     def footer(self, name: str) -> pq.FileMetaData:
         """Return the footer of a Parquet file: number of rows, statistics."""
-        with self.fs.open_input_file(self.path(name)) as file:
+        with self.parquet(name) as file:
             return pq.read_metadata(file)
 
     def rows(self, name: str) -> int:

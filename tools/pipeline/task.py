@@ -198,8 +198,8 @@ def _in_order(landing: Storage, paths: Iterable[str], bucket: int, buckets: int)
     begun: dict[str, float] = {}
     files = []
     for (collector, _), path in sorted((segments.parse_name(path) or ("", 0), path) for path in paths):
-        with _damage_named(path):
-            meta = landing.footer(path)
+        with _damage_named(path), landing.fs.open_input_file(landing.path(path)) as source:
+            meta = pq.read_metadata(source)
             parquet.check_columns(meta.schema.names)
             begins = limits(meta, "arrival")
             # Never before the collector's previous segment: a clock may have been set back, and a message that the
