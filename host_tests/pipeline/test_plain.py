@@ -239,6 +239,33 @@ def test_replay_adds_no_reading_and_reused_segment_number_does(tmp_path):
     assert tables.judge().totals["plain_messages"] == 4
 
 
+@pytest.mark.req("P3", "P5")
+@pytest.mark.parametrize("name", ["c-000000002.parquet", "d-000000001.parquet"])
+@pytest.mark.parametrize("in_one_batch", [True, False])
+def test_copy_of_a_segment_under_another_name_adds_no_row(tmp_path, name, in_one_batch):
+    tables = Tables(tmp_path)
+    for topic, payload in (
+        ("d/t", b"1"),
+        ("d/t", b"2"),
+        ("d/u", b"bad"),
+        ("json/k", b'{"a": 3}'),
+        ("flashmqtt/a/b", b"{"),
+    ):
+        tables.landing.raw(topic, payload)
+    tables.landing.message("a", 1, 1)
+    path = tables.landing.seal()
+    if not in_one_batch:
+        tables.run({"c": 1})
+    shutil.copy(path, path.with_name(name))
+    tables.run({"c": 2} if name.startswith("c") else {"c": 1, "d": 1})
+    assert sorted(map(value, tables.rows("readings"))) == [1, 1, 2, 3]
+    assert len(tables.rows("quarantine")) == 2
+    assert [row["cause"] for row in tables.rows("duplicates")] == ["replay"] * 4
+    found = tables.judge()
+    assert found.problems == ["2 in quarantine"]
+    assert (found.totals["plain_messages"], found.totals["plain_copies"], found.totals["replayed"]) == (3, 3, 1)
+
+
 @pytest.mark.req("P4")
 def test_verdict_counts_devices_without_proof_of_delivery(tmp_path):
     tables = Tables(tmp_path)

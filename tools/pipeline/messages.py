@@ -105,12 +105,16 @@ def _quarantine(
     again = state.read_before(prints.encoded(rows["collector"].take(at)), *(table[name] for name in ("segment", "row")))
     if again.any():
         where = zip(*(table[name].to_pylist() for name in ("collector", "segment", "row")), strict=True)
+        written = np.isin(prints.places(table), np.concatenate([np.zeros(0, np.uint64), *state.quarantine_written]))
         kept = [
-            not (is_again and (one, its_print) in state.quarantined)
-            for is_again, one, its_print in zip(again.tolist(), where, prints.of(payload).tolist(), strict=True)
+            not (is_again and (is_written or (one, its_print) in state.quarantined))
+            for is_again, is_written, one, its_print in zip(
+                again, written, where, prints.of(payload).tolist(), strict=True
+            )
         ]
         table = table.filter(pa.array(kept))
     if table.num_rows:
+        state.quarantine_written.append(prints.places(table))
         yield "quarantine", table
 
 

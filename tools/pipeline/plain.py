@@ -163,6 +163,7 @@ class Plain:
         copy = np.array([one is not None for one in cause], dtype=bool)[np.cumsum(first) - 1]
         new = items.filter(pa.array(~copy))
         if new.num_rows:
+            state.plain_written.append(places(rows.take(pa.array(row[first & ~copy]))))
             columns = {name: new[name].combine_chunks() for name in ITEMS.names[2:]}
             yield "plain", _filled(rows, new, columns, schemas.READINGS)
         if copy.any():
@@ -179,7 +180,7 @@ class Plain:
         again = state.read_before(some["collector"], some["segment"], some["row"])
         if again.any():
             where = np.flatnonzero(again)
-            known = np.isin(places(some.take(pa.array(where))), state.plain_places)
+            known = state.gave_plain_readings(some.take(pa.array(where)))
             again[where] = known | marked[where] | retained[where]
             for n in where[~again[where]].tolist():
                 one = {name: some[name][n].as_py() for name in ("collector", "segment", "row")}

@@ -43,6 +43,9 @@ class State:
         self.prints = Prints(self.past, self.keys_of)
         self.read: dict[str, tuple[int, int]] = {}  # collector -> (segment, row)
         self.reading: dict[str, tuple[int, int]] = {}  # the same, including the segment that is being read
+        # The places (`prints.places`) of this batch's rows: a later segment of the batch may be a copy of an earlier one.
+        self.plain_written: list[np.ndarray] = []
+        self.quarantine_written: list[np.ndarray] = []
 
     def finish_segment(self) -> None:
         """Mark the current segment's rows as read. Not earlier, because its row groups are not sorted by row number."""
@@ -78,11 +81,14 @@ class State:
         return set(chain.from_iterable(self._from_past("quarantine", ["payload", *LOG], messages)))
 
     @cached_property
-    def plain_places(self) -> np.ndarray:
-        """The places (`prints.places`) of the messages that gave readings without an identity."""
+    def _plain_places(self) -> np.ndarray:
         columns = ["life", "arrival", *LOG]
         parts = self._from_past("readings", columns, lambda table: places(table.filter(pc.equal(table["life"], 0))))
         return np.unique(np.concatenate([np.zeros(0, np.uint64), *parts]))
+
+    def gave_plain_readings(self, rows: pa.Table) -> np.ndarray:
+        """Return which rows of a log are messages that gave readings without an identity, in this batch or an earlier one."""
+        return np.isin(places(rows), np.concatenate([self._plain_places, *self.plain_written]))
 
     def read_before(self, collector: pa.DictionaryArray, segment: pa.ChunkedArray, row: pa.ChunkedArray) -> np.ndarray:
         """Return which rows of the collectors' logs were read before."""
