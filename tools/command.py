@@ -20,7 +20,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 Number = TypeVar("Number", int, float)
 STOPPED = "stopped; everything that was started has been ended"
@@ -119,6 +119,33 @@ def number(kind: type[Number], least: float, most: float = math.inf) -> Callable
         return value
 
     return read
+
+
+def given(text: str) -> str:
+    """Return a text that is not empty: argparse's `type`."""
+    if not text.strip():
+        raise argparse.ArgumentTypeError("it is empty")
+    return text
+
+
+class Parser(argparse.ArgumentParser):
+    """A command line. An error is one line; if make runs the command, the line also has make's names of the options."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print the message; exit with status 2."""
+        if "MAKELEVEL" in os.environ:
+            lines = (Path(__file__).resolve().parent.parent / "Makefile").read_text().splitlines()
+            recipe = next((line for line in lines if f"-m {self.prog.removeprefix('python -m ')} " in line), "")
+            flag = re.match(r"argument .*?(--[a-z-]+): ", message)
+            variables = dict(re.findall(r"(--[a-z-]+) [^A-Z-]*([A-Z_]+)", recipe))
+            variable = variables.get(flag[1] if flag else "", "ARGS" if "$(ARGS)" in recipe else "")
+            message += f" (make: {variable}=)" if variable else ""
+        self.exit(2, f"{self.prog}: error: {message}\n")
+
+
+def parser_of(module: str, doc: str | None, **options: Any) -> Parser:
+    """Return the parser of a module that is run with `python -m`; the first paragraph of `doc` describes it."""
+    return Parser(prog=f"python -m {module}", description=(doc or "").split("\n\n")[0], **options)
 
 
 def report_line(kind: str, text: str) -> None:

@@ -117,3 +117,30 @@ def test_no_process_is_left_after_an_interrupt_while_the_jvm_starts(delay_s):
         if group_exists(process.pid):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [
+        ("--master=nonsense", "Master must either be"),
+        ("--conf=spark.executor.memory=lots", "Executor memory must be a"),
+    ],
+)
+def test_setting_that_spark_refuses_ends_with_its_reason(landing, tmp_path, wrong, why):
+    landing.message("a", 1, 1)
+    landing.seal()
+    out = tmp_path / "out"
+    command = [
+        sys.executable,
+        "-m",
+        "tools.pipeline.run",
+        "--landing",
+        str(landing.directory),
+        "--out",
+        str(out),
+        wrong,
+    ]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=150, check=False)
+    told, more = ended.stderr.splitlines()
+    assert told.startswith(f"pipeline: Spark did not start: {why}") and told.endswith(". Correct --master or --conf")
+    assert (more, ended.returncode) == (f"More details are in {out}/spark.log", 2)

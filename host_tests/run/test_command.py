@@ -138,6 +138,7 @@ def test_expected_error_is_one_line_and_others_are_raised(capsys):
         ),
         *("journal dump image --sector-bytes 0", "proof.bench --output /dev"),
         *(f"collector --landing x {words}" for words in ("--port 99999", "--port 0", "--metrics-port 65536")),
+        *("proof.run --cuts 99999999999999999999", "proof.run --link-cuts 10001", "pipeline.run --buckets 100000000"),
         *(f"{name} --unknown x" for name in ("deploy.package", "pipeline.java", "pipeline.archive")),
     ],
 )
@@ -150,9 +151,37 @@ def test_wrong_argument_is_named(line, capsys):
     with pytest.raises(SystemExit) as ended:
         module.main(words)
     assert ended.value.code == 2
-    last = capsys.readouterr().err.splitlines()[-1]
+    (only,) = capsys.readouterr().err.splitlines()
     name, wrong = words[-2:]
-    assert name in last and wrong in last
+    assert name in only and wrong in only
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (
+            ["run", "READINGS=-5"],
+            "argument --readings: it has to be a whole number, at least 1, not '-5' (make: READINGS=)",
+        ),
+        (["run", "KILLS=x"], "--collector-kills: it has to be a whole number, from 0 to 10000, not 'x' (make: KILLS=)"),
+        (
+            ["dashboard", "OUT=x", "PORT=x"],
+            "--port: it has to be a whole number, from 0 to 65535, not 'x' (make: PORT=)",
+        ),
+        (["deploy", "BOARD=x"], "'esp32_c3') (make: BOARD=)"),
+        (["collector-kills", "TIMES=0"], "--kills: it has to be a whole number, at least 1, not '0' (make: TIMES=)"),
+        (["collect"], "the following arguments are required: --landing (make: ARGS=)"),
+        (["collect", "ARGS=--landing x --port 0"], "not '0' (make: ARGS=)"),
+        (["collect", "ARGS=--landing ''"], "argument --landing: it is empty (make: ARGS=)"),
+        (["collect", "ARGS=--landing x --host ' '"], "argument --host: it is empty (make: ARGS=)"),
+    ],
+)
+def test_wrong_variable_of_make_is_named_in_one_line(words, text):
+    command = ["make", "-o", "setup", f"PY={sys.executable}", *words]
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    told, ended = ran.stderr.splitlines()
+    assert told.startswith("python -m tools.") and told.endswith(text)
+    assert ended.startswith("make: ***") and ran.returncode == 2
 
 
 @pytest.mark.parametrize(

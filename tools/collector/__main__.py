@@ -20,22 +20,22 @@ from typing import Any
 from flashmqtt import errors
 from tools.collector.collector import LEAST_BUFFER_BYTES, Collector, CollectorError, Settings
 from tools.collector.health import Health
-from tools.command import Failure, explained, number, serve_metrics
+from tools.command import Failure, explained, given, number, parser_of, serve_metrics
 
 MB = 1 << 20
 
 
 def parser() -> argparse.ArgumentParser:
     """Return the command line. The options of numbers have the names of `Settings`."""
-    made = argparse.ArgumentParser(prog="python -m tools.collector", description=__doc__.partition("\n")[0])
-    made.add_argument("--host", default="127.0.0.1", help="default: %(default)s")
+    made = parser_of("tools.collector", __doc__)
+    made.add_argument("--host", type=given, default="127.0.0.1", help="default: %(default)s")
     made.add_argument("--port", type=number(int, 1, 65535), help="default: 1883, or 8883 with --tls")
     made.add_argument("--topic", action="append", metavar="FILTER", help="may be repeated; default #: everything")
     made.add_argument(
         "--qos", type=int, choices=(0, 1, 2), default=2, help="maximum QoS of the subscriptions; default 2"
     )
     made.add_argument("--client-id", default="collector", help="name of the session at the broker, and of the segments")
-    made.add_argument("--landing", type=Path, required=True, metavar="DIR", help="folder of the segments and logs")
+    made.add_argument("--landing", type=given, required=True, metavar="DIR", help="folder of the segments and logs")
     made.add_argument("--level", type=int, choices=(4, 5), default=4, help="protocol: 4 is MQTT 3.1.1, 5 is MQTT 5")
     made.add_argument("--user", help="the user name for the broker")
     made.add_argument("--password-file", type=Path, help="default: the environment's FLASHMQTT_PASSWORD")
@@ -105,13 +105,13 @@ def settings_of(arguments: argparse.Namespace) -> Settings:
         except UnicodeDecodeError as error:
             raise CollectorError(f"--password-file {arguments.password_file}: {error}")
     names = {field.name for field in fields(Settings)}
-    given: dict[str, Any] = {name: value for name, value in vars(arguments).items() if name in names}
-    given |= {name: int(given[name] * MB) for name in ("segment_bytes", "reserve_bytes")}
-    given |= {"port": arguments.port or (8883 if tls else 1883), "tls": tls}
-    given["topics"] = tuple((topic, arguments.qos) for topic in arguments.topic or ["#"])
-    given["password"] = password if arguments.user else None
-    given["drop_oversize"] = arguments.oversize == "drop"
-    return Settings(**given)
+    chosen: dict[str, Any] = {name: value for name, value in vars(arguments).items() if name in names}
+    chosen |= {name: int(chosen[name] * MB) for name in ("segment_bytes", "reserve_bytes")}
+    chosen |= {"port": arguments.port or (8883 if tls else 1883), "tls": tls, "landing": Path(arguments.landing)}
+    chosen["topics"] = tuple((topic, arguments.qos) for topic in arguments.topic or ["#"])
+    chosen["password"] = password if arguments.user else None
+    chosen["drop_oversize"] = arguments.oversize == "drop"
+    return Settings(**chosen)
 
 
 async def collect(settings: Settings, health: Health) -> None:

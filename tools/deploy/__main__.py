@@ -23,7 +23,7 @@ from typing import TypeVar
 
 from app.configuration import ConfigurationError
 from tools.bootstrap import ROOT
-from tools.command import ended, folder, number, progress_bar, report_line
+from tools.command import ended, folder, number, parser_of, progress_bar, report_line
 from tools.command import explained as reason_of
 from tools.deploy import build, certificates, configuration, ports, romfs
 from tools.deploy.errors import DeployFailed
@@ -580,9 +580,7 @@ def existing_file(text: str) -> Path:
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
     """Parse the command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m tools.deploy", description="Install flashmqtt on a board, and maintain it."
-    )
+    parser = parser_of("tools.deploy", "Install flashmqtt on a board, and maintain it.")
     commands = parser.add_subparsers(dest="command", required=True)
     for name, act in (("deploy", deploy), ("monitor", monitor), ("backup", backup), ("wipe", wipe)):
         command = commands.add_parser(name, help=act.__doc__.splitlines()[0] if act.__doc__ else "")

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from flashmqtt import __version__
 from tools.bootstrap import ROOT
-from tools.command import Failure, ended, folder, named, number, report_line
+from tools.command import Failure, ended, folder, named, number, parser_of, report_line
 from tools.deploy import build
 
 DEFINITION = ROOT / "boards" / "rp2" / "definition"
@@ -404,7 +404,7 @@ def optional_path(text: str) -> Path | None:
 @named("image")
 def main(argv: list[str] | None = None) -> int:
     """Run the command; return the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m tools.deploy.image", description=__doc__.splitlines()[0])
+    parser = parser_of("tools.deploy.image", __doc__)
     add = parser.add_argument
     add("--board", required=True, help=f"one of {', '.join(CHIPS)}")
     add("--micropython", type=optional_path, required=True, help="MicroPython's sources")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 import sys
@@ -10,7 +9,7 @@ from collections.abc import Iterable
 
 from flashmqtt import __version__
 from tools.bootstrap import ROOT
-from tools.command import ended
+from tools.command import ended, parser_of
 from tools.deploy.build import HOST_ONLY
 
 PATH = ROOT / "firmware" / "package.json"
@@ -37,11 +36,8 @@ def manifest() -> str:
 
 def main(argv: list[str] | None = None) -> int:
     """Write both files; return the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m tools.deploy.package")
-    parser.description = (
-        "Write firmware/package.json, with which mip installs the sources, and the version in firmware/manifest.py."
-    )
-    parser.parse_args(argv)
+    text = "Write firmware/package.json, with which mip installs the sources, and the version in firmware/manifest.py."
+    parser_of("tools.deploy.package", text).parse_args(argv)
     PATH.write_text(source_package())
     MANIFEST.write_text(manifest())
     return 0

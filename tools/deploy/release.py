@@ -13,7 +13,6 @@ or the folder.
 
 from __future__ import annotations
 
-import argparse
 import gzip
 import hashlib
 import io
@@ -26,7 +25,7 @@ from pathlib import Path
 
 from flashmqtt import __version__
 from tools.bootstrap import ROOT
-from tools.command import ended, folder, named
+from tools.command import ended, folder, named, parser_of
 from tools.deploy import package
 from tools.deploy.build import HOST_ONLY, MPY_VERSION, library, packed, write_files
 from tools.deploy.errors import DeployFailed
@@ -139,7 +138,7 @@ def release(target: Path, say=print) -> None:
 @named("release")
 def main(argv: list[str] | None = None) -> int:
     """Run the command; return the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m tools.deploy.release", description=__doc__.splitlines()[0])
+    parser = parser_of("tools.deploy.release", __doc__)
     parser.add_argument(
         "--into",
         type=folder,

@@ -12,7 +12,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from tools.command import ended, named, number
+from tools.command import ended, named, number, parser_of
 from tools.journal.image import from_board, from_file
 from tools.journal.report import report
 
@@ -20,7 +20,7 @@ from tools.journal.report import report
 @named("dump")
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line."""
-    parser = argparse.ArgumentParser(prog="python -m tools.journal", description=(__doc__ or "").split("\n\n", 1)[0])
+    parser = parser_of("tools.journal", __doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     dump = commands.add_parser("dump", help="show a journal as tables", description=__doc__)
     dump.formatter_class = argparse.RawDescriptionHelpFormatter

@@ -9,7 +9,6 @@ This module knows nothing of Spark, MQTT sessions or logs.
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import os
@@ -23,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from tools.command import ended, named
+from tools.command import ended, named, parser_of
 from tools.landing.durable import replacing
 from tools.landing.segments import BUCKETS, SegmentError, bucket_of, file_name
 
@@ -153,7 +152,7 @@ def read_bucket(file: pq.ParquetFile, bucket: int, buckets: int) -> Iterator[pa.
 @named("parquet")
 def main(argv: list[str] | None = None) -> int:
     """Write an empty segment in place of one that is permanently lost."""
-    parser = argparse.ArgumentParser(prog="python -m tools.landing.parquet", description=main.__doc__)
+    parser = parser_of("tools.landing.parquet", main.__doc__)
     parser.add_argument("--landing", type=Path, required=True)
     parser.add_argument("--collector", required=True)
     parser.add_argument("--number", type=int, required=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import datetime
 import os
 import shutil
@@ -13,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from tools.command import ended
+from tools.command import ended, parser_of
 from tools.landing import parquet, segments
 
 from . import java, session, stream
@@ -61,7 +60,7 @@ def write_landing(landing: Path) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     """Store the classes that Spark's JVM loads, which makes later starts some seconds faster; print the archive's path."""
-    argparse.ArgumentParser(prog="python -m tools.pipeline.archive", description=main.__doc__).parse_args(argv)
+    parser_of("tools.pipeline.archive", main.__doc__).parse_args(argv)
     print(make_archive())
     return 0
 

@@ -6,7 +6,6 @@ So it gets a separate small JAVA_HOME whose `bin/java` removes that flag (Spark 
 
 from __future__ import annotations
 
-import argparse
 import os
 import re
 import shutil
@@ -15,7 +14,7 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-from tools.command import Failure
+from tools.command import Failure, parser_of
 from tools.landing.durable import replacing
 
 OLDEST = 17
@@ -108,7 +107,7 @@ def shim(home: Path, where: Path) -> Path:
 
 def main(argv: list[str] | None = None) -> int:
     """Print the JAVA_HOME that Spark will use."""
-    argparse.ArgumentParser(prog="python -m tools.pipeline.java", description=main.__doc__).parse_args(argv)
+    parser_of("tools.pipeline.java", main.__doc__).parse_args(argv)
     try:
         print(find_java())
     except JavaNotFound as error:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import argparse
 
-from tools.command import number
+from tools.command import number, parser_of
 
 
 def parser(command: str, description: str | None, spark: bool = False) -> argparse.ArgumentParser:
     """Return a command's parser with `--out`, and with `--master` if the command uses Spark."""
-    made = argparse.ArgumentParser(
-        prog=f"python -m tools.pipeline.{command}", description=(description or "").split("\n")[0]
-    )
+    made = parser_of(f"tools.pipeline.{command}", description)
     made.add_argument("--out", nargs="?", help="the folder of the tables: a path, s3a://, hdfs://")
     if spark:
         made.add_argument("--master", help="Spark master (default: spark-submit's, or this machine)")

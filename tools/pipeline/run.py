@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 
 STOPPED = "stopped; the batches printed above are in the tables, and the next run continues after them"
+MOST_BUCKETS = 9999  # their numbers have four digits in the files' names; a batch has a task for each
 PRINTED = {"readings": "readings", "duplicates": "duplicates removed", "quarantine": "in quarantine"}
 
 
@@ -45,7 +46,10 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--checkpoint", help="Spark's checkpoint (default: OUT/checkpoint)")
     parser.add_argument("--conf", action="append", default=[], metavar="KEY=VALUE", help="a Spark setting")
     parser.add_argument(
-        "--buckets", type=number(int, 1), default=segments.BUCKETS, help="device buckets, fixed for an output directory"
+        "--buckets",
+        type=number(int, 1, MOST_BUCKETS),
+        default=segments.BUCKETS,
+        help="device buckets, fixed for an output directory",
     )
     parser.add_argument("--segments-per-batch", type=number(int, 1), default=64, help="the most segments of a batch")
     options.seconds(parser, "--follow", 0.1, "do not end; look for new segments at this interval")

@@ -136,11 +136,16 @@ def opened(master: str | None, out: Storage, more: dict[str, str] | None = None)
 
     log = Path(out.root) / "spark.log" if out.local else None
     was_there = SparkContext._active_spark_context is not None
-    spark = make(master, log, more)
+    spark = None
     try:
+        spark = make(master, log, more)
         yield spark
     except (PySparkException, Py4JError, ConnectionError) as error:
         more_details = f"\nMore details are in {log}" if log else ""
+        if SparkContext._gateway is None:
+            said = re.findall(r'^Exception in thread "main" \S+: (.*)', log.read_text() if log else "", re.MULTILINE)
+            why = said[-1] if said else "its JVM ended at once"
+            raise Failure(f"Spark did not start: {why}. Correct --master or --conf{more_details}") from error
         if _has_ended(SparkContext._gateway, error):
             ended = "Spark's JVM was ended, by a signal or because there was too little memory; run the command again"
             raise Failure(ended + more_details) from error
@@ -148,7 +153,7 @@ def opened(master: str | None, out: Storage, more: dict[str, str] | None = None)
             raise Failure(cause(error) + more_details) from error
         raise
     finally:
-        if not was_there:
+        if spark and not was_there:
             with suppress(Py4JError, OSError), warnings.catch_warnings():  # the JVM may have been killed
                 warnings.simplefilter("ignore")
                 spark.stop()

@@ -23,7 +23,7 @@ from typing import Any
 from tools.bootstrap import ROOT
 from tools.broker import Broker
 from tools.children import Child
-from tools.command import Failure, folder, number
+from tools.command import Failure, folder, number, parser_of
 from tools.landing.segments import find_segments
 from tools.pipeline import run as pipeline
 from tools.proof.board import VirtualBoard
@@ -132,7 +132,7 @@ class Collector:
 
 def command_line(name: str, doc: str, folder_name: str, interval_ms: int) -> argparse.ArgumentParser:
     """Return a parser with the arguments of every run of the chain that goes on to the tables."""
-    parser = argparse.ArgumentParser(prog=f"python -m tools.proof.{name}", description=doc.splitlines()[0])
+    parser = parser_of(f"tools.proof.{name}", doc)
     parser.add_argument(
         "--interval-ms", type=number(int, 10, 60_000), default=interval_ms, help="between two samples of a sensor"
     )

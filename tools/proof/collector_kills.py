@@ -23,7 +23,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 
 from tools.broker import Broker
-from tools.command import ended, named, number, progress_bar
+from tools.command import ended, named, number, parser_of, progress_bar
 from tools.landing.segments import find_segments
 from tools.proof import counts
 from tools.proof.chain import Collector
@@ -162,7 +162,7 @@ def run(arguments: argparse.Namespace) -> int:
 @named("collector-kills")
 def main(argv: list[str] | None = None) -> int:
     """Read the command line and run; return the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m tools.proof.collector_kills", description=__doc__.splitlines()[0])
+    parser = parser_of("tools.proof.collector_kills", __doc__)
     parser.add_argument("--kills", type=number(int, 1), default=100)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 30))
     return run(parser.parse_args(argv))

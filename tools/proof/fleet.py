@@ -9,7 +9,6 @@ and a retransmission has the same bytes and DUP.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tools.command import parser_of
 from tools.landing import parquet, segments
 
 BEGIN_US = 1_790_000_000_000_000  # in September 2026
@@ -192,7 +192,7 @@ def write(
 
 def main() -> int:
     """Write a landing."""
-    parser = argparse.ArgumentParser(prog="python -m tools.proof.fleet", description=__doc__.split("\n")[0])
+    parser = parser_of("tools.proof.fleet", __doc__)
     parser.add_argument("--landing", type=Path, required=True)
     parser.add_argument("--devices", type=int, default=1000)
     parser.add_argument("--messages", type=int, default=500_000)

@@ -6,7 +6,6 @@ that survives shows a missing test, unnecessary code, or a change without effect
 
 from __future__ import annotations
 
-import argparse
 import difflib
 import os
 import random
@@ -18,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tools.bootstrap import ROOT
-from tools.command import ended, number
+from tools.command import ended, number, parser_of
 
 PACKAGES = ROOT / ".venv" / "mutation"
 BOTH = "host_tests/both/test_"
@@ -113,7 +112,7 @@ def pass_tests(tree: Path, tests: str) -> bool:
 
 def main() -> int:
     """Try a sample of mutants; print those that survive; return the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m tools.proof.mutation", description=__doc__.splitlines()[0])
+    parser = parser_of("tools.proof.mutation", __doc__)
     parser.add_argument("--seed", type=number(int, 0), default=random.randrange(10**6))
     parser.add_argument("--sample", type=number(int, 1), default=40, help="how many mutants of each area")
     parser.add_argument("--areas", nargs="+", choices=AREAS, default=list(AREAS))

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tools.broker import Broker
-from tools.command import ended, named, number, progress_bar
+from tools.command import ended, named, number, parser_of, progress_bar
 from tools.proof.chain import ABSENCE, POWER, Chain, RunStats
 from tools.proof.soak import judge
 
@@ -141,7 +141,7 @@ def run(arguments: argparse.Namespace) -> int:
 @named("wakes")
 def main(argv: list[str] | None = None) -> int:
     """Read the command line and run; return the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m tools.proof.wakes", description=__doc__.splitlines()[0])
+    parser = parser_of("tools.proof.wakes", __doc__)
     # In the last two there is a network: they give the figures of the wire in any case.
     parser.add_argument("--wakes", type=number(int, 2), default=500)
     parser.add_argument("--seed", type=int, default=1)

@@ -28,7 +28,7 @@ from zlib import crc32
 from tools import children
 from tools.boards import BOARDS
 from tools.bootstrap import ROOT
-from tools.command import Failure, ended, folder, named
+from tools.command import Failure, ended, folder, named, parser_of
 from tools.flashsim.tear import tear
 
 MICROPYTHON = Path(sys.executable).parent / "micropython"
@@ -350,7 +350,7 @@ def network(text: str) -> str:
 def main(argv: list[str] | None = None) -> int:
     """Run a board until Ctrl-C."""
     usual = ROOT / "build" / "board"
-    parser = argparse.ArgumentParser(prog="python -m tools.virtual_board.device", description=__doc__.splitlines()[0])
+    parser = parser_of("tools.virtual_board.device", __doc__)
     parser.add_argument("--directory", type=folder, default=usual, help="folder of the board's flash")
     parser.add_argument("--board", choices=BOARDS, default="pico_w", help="the kind of board")
     parser.add_argument("--wifi", type=network, default="", help="NETWORK:PASSWORD that its radio finds")

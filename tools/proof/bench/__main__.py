@@ -10,7 +10,6 @@ figures from it (`python -m tools.proof.bench.figures`). Areas that were not mea
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import datetime
 import importlib
@@ -31,6 +30,7 @@ import psutil  # type: ignore[import-untyped]
 
 from tools import command
 from tools.bootstrap import ROOT
+from tools.command import parser_of
 from tools.landing.durable import replacing
 from tools.proof.bench import figures as documents
 from tools.proof.bench._goals import GOALS, MET, shown
@@ -206,7 +206,7 @@ def write(path: Path, result: dict[str, Any]) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     """Measure; return the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m tools.proof.bench", description=__doc__.splitlines()[0])
+    parser = parser_of("tools.proof.bench", __doc__)
     parser.add_argument("--only", default="", help="the areas whose name or figures begin so")
     parser.add_argument("--keep", action="store_true", help="make these figures the committed ones (results.json)")
     parser.add_argument("--output", type=command.file, default=ROOT / "bench.json")

@@ -14,7 +14,6 @@ the rendered page does not show:
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 import sys
@@ -23,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from tools.bootstrap import ROOT
+from tools.command import parser_of
 from tools.proof.bench._goals import GOALS, MET, shown
 
 RESULTS = Path(__file__).parent / "results.json"
@@ -153,7 +153,7 @@ def write() -> list[Path]:
 
 def main() -> int:
     """Check the documents, with `--write` after updating them; return the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m tools.proof.bench.figures", description=__doc__.splitlines()[0])
+    parser = parser_of("tools.proof.bench.figures", __doc__)
     parser.add_argument("--write", action="store_true", help="put them in")
     if parser.parse_args().write:
         for path in write():

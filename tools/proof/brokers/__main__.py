@@ -16,7 +16,7 @@ from pathlib import Path
 
 from tools.bootstrap import ROOT
 from tools.broker import BrokerFailed
-from tools.command import ended, named, progress_bar
+from tools.command import ended, named, parser_of, progress_bar
 from tools.proof import counts
 from tools.proof.brokers import page
 from tools.proof.brokers.judge import Observed, Verdict
@@ -30,7 +30,7 @@ WORKERS = 4
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
     """Return the arguments of the command line."""
-    parser = argparse.ArgumentParser(prog="python -m tools.proof.brokers", description=__doc__.splitlines()[0])
+    parser = parser_of("tools.proof.brokers", __doc__)
     parser.add_argument("--case", action="append", help="run only the case with this id, and print its packets")
     parser.add_argument("--brokers", nargs="+", choices=tuple(KINDS), default=tuple(KINDS), help="only these")
     parser.add_argument("--keep", action="store_true", help=f"write the table into {PAGE.relative_to(ROOT)}")

@@ -5,7 +5,6 @@ Every check runs even if an earlier one failed, so that one run shows all failur
 
 from __future__ import annotations
 
-import argparse
 import os
 import subprocess
 import sys
@@ -15,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tools.bootstrap import ROOT
-from tools.command import ended
+from tools.command import ended, parser_of
 
 BIN = Path(sys.executable).parent
 ARCHITECTURES = ("armv6m", "xtensawin")
@@ -88,7 +87,7 @@ def report(name: str, started: float, problem: str) -> bool:
 
 def main() -> int:
     """Run all checks; return the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m tools.proof.check", description=__doc__.splitlines()[0])
+    parser = parser_of("tools.proof.check", __doc__)
     parser.add_argument("--no-tests", action="store_true", help="do not run the tests")
     arguments = parser.parse_args()
     passed = True

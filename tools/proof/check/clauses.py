@@ -7,7 +7,6 @@ statement of the codec has no test, or if a named statement does not exist. This
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 import sys
@@ -15,7 +14,7 @@ import tomllib
 from collections import defaultdict
 
 from tools.bootstrap import ROOT
-from tools.command import ended
+from tools.command import ended, parser_of
 from tools.proof.check import marks
 
 STATEMENTS = ROOT / "host_tests" / "clauses.toml"
@@ -99,7 +98,7 @@ def in_tests(book: Book, strange: list[str]) -> dict[Statement, set[str]]:
 
 def main() -> int:
     """Print the tables; return the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m tools.proof.check.clauses", description=__doc__.splitlines()[0])
+    parser = parser_of("tools.proof.check.clauses", __doc__)
     parser.add_argument("--list", action="store_true", help="print every statement with its lines and tests")
     arguments = parser.parse_args()
     book = Book()

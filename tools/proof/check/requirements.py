@@ -6,13 +6,12 @@ tests; `make test` does.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import tomllib
 from collections import defaultdict
 
 from tools.bootstrap import ROOT
-from tools.command import ended
+from tools.command import ended, parser_of
 from tools.proof.check import marks
 
 RULES = ROOT / "host_tests" / "requirements.toml"
@@ -20,9 +19,7 @@ RULES = ROOT / "host_tests" / "requirements.toml"
 
 def main() -> int:
     """Print the table; return the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="python -m tools.proof.check.requirements", description=__doc__.splitlines()[0]
-    )
+    parser = parser_of("tools.proof.check.requirements", __doc__)
     parser.add_argument("--list", action="store_true", help="print the tests")
     arguments = parser.parse_args()
     rules = tomllib.loads(RULES.read_text())

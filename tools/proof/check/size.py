@@ -12,7 +12,6 @@ Debian 13 has such an interpreter: package micropython, architecture i386.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import sys
@@ -23,6 +22,7 @@ from pathlib import Path
 from tools import command
 from tools.bootstrap import ROOT
 from tools.broker import Broker
+from tools.command import parser_of
 from tools.deploy import build
 from tools.flashsim.pico import littlefs_image
 from tools.proof.bench import figures as documents
@@ -324,7 +324,7 @@ def named(variable: str) -> Path | None:
 @command.named("size")
 def main(argv: list[str] | None = None) -> int:
     """Measure, print, compare; return the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m tools.proof.check.size", description=__doc__.splitlines()[0])
+    parser = parser_of("tools.proof.check.size", __doc__)
     parser.add_argument(
         "--runs", action="store_true", help="run the programs against a broker, and print their modules"
     )

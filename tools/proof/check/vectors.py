@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from tools.bootstrap import ROOT
+from tools.command import parser_of
 
 FOLDER = ROOT / "host_tests" / "vectors"
 NPM = ROOT / "build" / "npm"
@@ -208,11 +209,7 @@ def finish_malformed(second: Second) -> list[Json]:
 
 def main() -> int:
     """Write or check the files."""
-    arguments = argparse.ArgumentParser(
-        prog="python -m tools.proof.check.vectors",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    arguments = parser_of("tools.proof.check.vectors", __doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--check", action="store_true")
     check = arguments.parse_args().check
     second = Second()

@@ -20,7 +20,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from tools.command import ended, named, number, progress_bar
+from tools.command import ended, named, number, parser_of, progress_bar
 from tools.proof import counts
 from tools.proof.faults.suites import FULL, HOSTILE, RUN, SHORT, Suite, find, power
 
@@ -76,7 +76,7 @@ async def run_suite(suite: Suite, tally: Tally, workers: int) -> None:
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
     """Return the arguments of the command line; `cases` or `suites` are those to run."""
-    parser = argparse.ArgumentParser(prog="python -m tools.proof.faults", description=__doc__.splitlines()[0])
+    parser = parser_of("tools.proof.faults", __doc__)
     parser.add_argument("--case", action="append", help="run only the case with this id, and show its packets")
     parser.add_argument("--hostile", action="store_true", help="run the cases of the hostile broker instead")
     parser.add_argument("--short", action="store_true", help="only the part that the tests run")

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from tools import children
 from tools.bootstrap import ROOT
-from tools.command import ended, named, number
+from tools.command import ended, named, number, parser_of
 from tools.proof.fuzz import cases
 from tools.proof.program import MICROPYTHON, ran
 
@@ -110,9 +110,7 @@ def guided(seconds: int) -> bool:
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
     """Return the arguments of the command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m tools.proof.fuzz", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of("tools.proof.fuzz", __doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", type=number(int, 100), default=1_000_000, help="random streams")
     parser.add_argument("--seconds", type=number(int, 1), default=60, help="duration of coverage-guided fuzzing")
     parser.add_argument("--replay", type=number(int, 0), help="run only this random case, on CPython")

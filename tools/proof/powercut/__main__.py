@@ -14,12 +14,11 @@ Exit status: 0 every promise was kept; 1 a promise was broken, ids are printed.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 
 from tools import children
-from tools.command import ended
+from tools.command import ended, parser_of
 from tools.proof import counts
 from tools.proof.powercut.adversary import (
     PLANS,
@@ -113,9 +112,7 @@ def replay(case: str) -> int:
 def main(argv: list[str] | None = None) -> int:
     """Run; return the exit status."""
     scripts = [s[0] for s in SCRIPTS]
-    parser = argparse.ArgumentParser(
-        prog="python -m tools.proof.powercut", description=(__doc__ or "").split("\n\n", 1)[0]
-    )
+    parser = parser_of("tools.proof.powercut", __doc__)
     parser.add_argument("--short", action="store_true", help="about a minute of CPU")
     parser.add_argument("--script", action="append", choices=[*scripts, *SAMPLED, "adversary"], help="only this one")
     parser.add_argument("--replay", metavar="ID", help="one case, with its printed id")

@@ -22,6 +22,7 @@ from tools.proof.run import chaos
 DEVICE = "virtual-1"
 FLASH_KIB = 64
 INTERVAL_MS = 40
+MOST_FAULTS = 10_000
 AMQTT_WARNING = "amqtt loses QoS 2 messages in flight when a link is cut. Install mosquitto for a run without losses."
 
 
@@ -90,9 +91,13 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--readings", type=number(int, 1), default=1000, help="messages to publish, each with a reading of every sensor"
     )
-    parser.add_argument("--cuts", type=number(int, 0), default=20, help="power cuts")
-    parser.add_argument("--link-cuts", type=number(int, 0), default=10, help="cuts of the network connection")
-    parser.add_argument("--collector-kills", type=number(int, 0), default=3, help="times the collector is killed")
+    parser.add_argument("--cuts", type=number(int, 0, MOST_FAULTS), default=20, help="power cuts")
+    parser.add_argument(
+        "--link-cuts", type=number(int, 0, MOST_FAULTS), default=10, help="cuts of the network connection"
+    )
+    parser.add_argument(
+        "--collector-kills", type=number(int, 0, MOST_FAULTS), default=3, help="times the collector is killed"
+    )
     parser.add_argument("--broker", choices=("auto", "mosquitto", "amqtt"), default="auto")
     parser.add_argument("--port", type=number(int, 1, 65535), help="the broker's port; default: a free one")
     return parser.parse_args(argv)

@@ -6,7 +6,6 @@ violations as Parquet; a violation names the broken clause of MQTT 3.1.1. All pa
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -15,7 +14,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tools.command import Failure, ended, folder, named, number
+from tools.command import Failure, ended, folder, named, number, parser_of
 from tools.proof.wire import capture, flows
 
 PACKETS = pa.schema(
@@ -78,7 +77,7 @@ def run(captures: Path, out: Path, ports: list[int]) -> dict[str, pa.Table]:
 @named("wire")
 def main(argv: list[str] | None = None) -> int:
     """Run the audit; print its summary; return the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m tools.proof.wire", description=__doc__.split("\n")[0])
+    parser = parser_of("tools.proof.wire", __doc__)
     parser.add_argument("--captures", type=Path, required=True, help="a directory of pcap files or JSON captures")
     parser.add_argument("--out", type=folder, required=True, help="where the tables go")
     parser.add_argument(
