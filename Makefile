@@ -77,7 +77,7 @@ compact: setup ## Merge a pipeline's many small files (OUT=tables)
 	@$(PY) -m tools.pipeline.compact --out $(if $(OUT),"$$OUT")
 
 forget: setup ## Delete all data of a device permanently, and check that it is gone (LANDING=landing OUT=tables DEVICE="NAME"; DRY=1: delete nothing; YES=1: don't ask; ARGS="--devices FILE --mapping FILE --search DIR")
-	@$(PY) -m tools.pipeline.forget --landing "$$LANDING" --out "$$OUT" $(if $(DEVICE),--device "$$DEVICE") $(if $(DRY),--dry-run) $(if $(YES),--yes) $(ARGS)
+	@$(PY) -m tools.pipeline.forget --landing "$$LANDING" --out "$$OUT" $(if $(DEVICE),--device="$$DEVICE") $(if $(DRY),--dry-run) $(if $(YES),--yes) $(ARGS)
 
 wire-audit: setup ## Audit captured MQTT traffic (ARGS="--captures DIR --out DIR")
 	@$(PY) -m tools.proof.wire $(ARGS)

@@ -137,7 +137,7 @@ class Parser(argparse.ArgumentParser):
             lines = (Path(__file__).resolve().parent.parent / "Makefile").read_text().splitlines()
             recipe = next((line for line in lines if f"-m {self.prog.removeprefix('python -m ')} " in line), "")
             flag = re.match(r"argument .*?(--[a-z-]+): ", message)
-            variables = dict(re.findall(r"(--[a-z-]+) [^A-Z-]*([A-Z_]+)", recipe))
+            variables = dict(re.findall(r"(--[a-z-]+)[ =][^A-Z-]*([A-Z_]+)", recipe))
             variable = variables.get(flag[1] if flag else "", "ARGS" if "$(ARGS)" in recipe else "")
             message += f" (make: {variable}=)" if variable else ""
         self.exit(2, f"{self.prog}: error: {message}\n")

@@ -302,11 +302,13 @@ def test_make_passes_any_value_as_one_word_and_an_empty_variable_as_its_default(
         ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
         return json.loads(ran.stdout)
 
-    for value in ("my tables", "it's", '5" pipe', "`id`", "a;id", "x\\y", "$$HOME", "$$(id)", "#1", "a\nb"):
+    for value in ("my tables", "it's", '5" pipe', "`id`", "a;id", "x\\y", "$$HOME", "$$(id)", "#1", "a\nb", "-x"):
         meant = value.replace("$$", "$")  # make's own way to write a dollar sign
         for target in ("report", "dashboard", "verdict", "check-tables", "sink", "compact", "forget"):
             assert meant in recipe(target, f"OUT={value}"), target
-        assert meant in recipe("forget", f"DEVICE={value}") and meant in recipe("deploy", f"BOARD_FILE={value}")
+        assert f"--device={meant}" in recipe("forget", f"DEVICE={value}") and meant in recipe(
+            "deploy", f"BOARD_FILE={value}"
+        )
     for target in ("deploy", "monitor", "backup", "wipe", "dump"):
         assert recipe(target, "PORT=") == recipe(target) and "/dev/x y" in recipe(target, "PORT=/dev/x y"), target
     for target in ("deploy", "virtual-board"):
