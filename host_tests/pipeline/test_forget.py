@@ -770,6 +770,9 @@ def test_search_finds_names_in_compressed_files_and_unused_dictionary_entries(tm
     (tmp_path / "split").write_bytes(b"x" * (byte_search.CHUNK - 5) + GONE.encode())
     (tmp_path / f"{GONE}.txt").write_bytes(b"")
     (tmp_path / "cut.parquet").write_bytes(b"PAR1")
+    clean = (tmp_path / "clean.parquet").read_bytes()
+    (tmp_path / "damaged.parquet").write_bytes(clean[:-28] + b"\xff" * 20 + clean[-8:])
+    (tmp_path / "damaged-page.parquet").write_bytes(clean[:4] + b"\xff" * 20 + clean[24:])
     assert list(byte_search.search(storage, names)) == [
         "dictionary.parquet",
         f"{GONE}.txt",

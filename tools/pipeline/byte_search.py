@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 
 from tools.landing.names import Names
 
-from .storage import Storage
+from .storage import Storage, StorageError
 
 CHUNK = 1 << 20
 COMPRESSED = {".gz": "gzip", ".zst": "zstd"}
@@ -51,13 +51,13 @@ def _is_whole(storage: Storage, name: str, names: Names) -> bool:
 
     A compressed page may have a part of a text that is kept (`pump` without the rest of `pump-speed`), or join such parts.
     """
-    with storage.fs.open_input_file(storage.path(name)) as source:
-        try:
+    try:
+        with storage.parquet(name) as source:
             length = pq.read_metadata(source).serialized_size
-        except pa.ArrowInvalid:
-            return False
-        source.seek(source.size() - length - 8)
-        return not names.occur(source.read(length))
+            source.seek(source.size() - length - 8)
+            return not names.occur(source.read(length))
+    except StorageError:
+        return False
 
 
 def in_stream(stream: Any, names: Names) -> bool:
@@ -72,21 +72,20 @@ def in_stream(stream: Any, names: Names) -> bool:
 
 
 def in_parquet(storage: Storage, name: str, names: Names) -> bool:
-    """Return whether a value of a Parquet file contains a device's name. An incomplete file is searched only as bytes."""
-    with storage.fs.open_input_file(storage.path(name)) as source:
-        try:
+    """Return whether a value of a Parquet file contains a device's name. A damaged file is searched only as bytes."""
+    try:
+        with storage.parquet(name) as source:
             schema = pq.ParquetFile(source).schema
-            texts = [
-                schema.column(n).path for n in range(len(schema)) if schema.column(n).physical_type == "BYTE_ARRAY"
-            ]
+            columns = map(schema.column, range(len(schema)))
+            texts = [column.path for column in columns if column.physical_type == "BYTE_ARRAY"]
             file = pq.ParquetFile(source, read_dictionary=texts)
-        except pa.ArrowInvalid:
-            return False
-        for group in range(file.num_row_groups):
-            table = file.read_row_group(group, columns=texts, use_threads=False) if texts else pa.table({})
-            for field, column in zip(table.schema, table.columns, strict=True):
-                if any(_named(field.name, values, names) for chunk in column.chunks for values in _texts(chunk)):
-                    return True
+            for group in range(file.num_row_groups if texts else 0):
+                table = file.read_row_group(group, columns=texts, use_threads=False)
+                for field, column in zip(table.schema, table.columns, strict=True):
+                    if any(_named(field.name, values, names) for chunk in column.chunks for values in _texts(chunk)):
+                        return True
+    except StorageError:
+        pass
     return False
 
 

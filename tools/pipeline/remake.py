@@ -63,7 +63,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--landing", required=True, help="the raw data")
     parser.add_argument("--to", required=True, help="the folder for the new tables")
     parser.add_argument(
-        "--buckets", type=number(int, 1), help="device buckets (default: as many as the old tables have)"
+        "--buckets",
+        type=number(int, 1, segments.MOST_BUCKETS),
+        help="device buckets (default: as many as the old tables have)",
     )
     parser.add_argument("--mapping", help="the mapping file that the old tables were made with, or a new one")
     parser.add_argument(

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 
 STOPPED = "stopped; the batches printed above are in the tables, and the next run continues after them"
-MOST_BUCKETS = 9999  # their numbers have four digits in the files' names; a batch has a task for each
 PRINTED = {"readings": "readings", "duplicates": "duplicates removed", "quarantine": "in quarantine"}
 
 
@@ -47,7 +46,7 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--conf", action="append", default=[], metavar="KEY=VALUE", help="a Spark setting")
     parser.add_argument(
         "--buckets",
-        type=number(int, 1, MOST_BUCKETS),
+        type=number(int, 1, segments.MOST_BUCKETS),
         default=segments.BUCKETS,
         help="device buckets, fixed for an output directory",
     )
