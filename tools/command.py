@@ -62,20 +62,25 @@ def explained(error: OSError, path: Path | str = "") -> str:
     return ": ".join(str(one) for one in (path, os.strerror(code), REMEDIES.get(code)) if one)
 
 
-def named(command: str) -> Callable[[Main], Main]:
-    """Return a decorator for a command's `main`: a Failure is printed after the command's name, and the status is 2."""
+def named(command: str, *failures: type[Exception], status: int = 2) -> Callable[[Main], Main]:
+    """Return a decorator for a command's `main`: a Failure is printed after the command's name, and gives this status.
+
+    Args:
+        failures: further errors that are printed so.
+    """
+    told: tuple[type[Exception], ...] = (Failure, OSError, *failures)
 
     def decorated(main: Main) -> Main:
         @functools.wraps(main)
-        def run(argv: list[str] | None = None) -> int:
+        def run(argv: Any = None) -> int:
             try:
                 return main(argv)
             except BrokenPipeError:
                 raise  # see `ended`
-            except (Failure, OSError) as error:
+            except told as error:
                 text = explained(error) if isinstance(error, OSError) else error
                 print(f"{command}: {text}", file=sys.stderr)
-                return 2
+                return status
 
         return run
 

@@ -23,8 +23,7 @@ from typing import TypeVar
 
 from app.configuration import ConfigurationError
 from tools.bootstrap import ROOT
-from tools.command import ended, folder, number, parser_of, progress_bar, report_line
-from tools.command import explained as reason_of
+from tools.command import ended, folder, named, number, parser_of, progress_bar, report_line
 from tools.deploy import build, certificates, configuration, ports, romfs
 from tools.deploy.errors import DeployFailed
 from tools.deploy.image import digest, texts
@@ -610,24 +609,11 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 def main(argv: list[str] | None = None) -> int:
     """Run the command; return the exit status."""
     arguments = parse(argv)
-
-    def act() -> int:
-        try:
-            arguments.act(arguments)
-        except (DeployFailed, ConfigurationError) as failed:
-            print(f"{arguments.command}: {failed}", file=sys.stderr)
-            return 1
-        except BrokenPipeError:
-            raise  # see `ended`
-        except OSError as error:
-            print(f"{arguments.command}: {reason_of(error)}", file=sys.stderr)
-            return 1
-        return 0
-
+    act = named(arguments.command, ConfigurationError, status=1)(arguments.act)
     stopped = "stopped"
     if arguments.act is deploy:
         stopped += "; copied files stay on the board: run the command again to continue"
-    return ended(act, stopped=stopped)
+    return ended(lambda: act(arguments) or 0, stopped=stopped)
 
 
 if __name__ == "__main__":

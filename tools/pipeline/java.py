@@ -14,7 +14,7 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-from tools.command import Failure, parser_of
+from tools.command import Failure, named, parser_of
 from tools.landing.durable import replacing
 
 OLDEST = 17
@@ -105,14 +105,11 @@ def shim(home: Path, where: Path) -> Path:
     return where
 
 
+@named("java", status=1)
 def main(argv: list[str] | None = None) -> int:
     """Print the JAVA_HOME that Spark will use."""
     parser_of("tools.pipeline.java", main.__doc__).parse_args(argv)
-    try:
-        print(find_java())
-    except JavaNotFound as error:
-        print(error, file=sys.stderr)
-        return 1
+    print(find_java())
     return 0
 
 
