@@ -11,7 +11,7 @@ from pyspark.errors import PySparkException
 
 from host_tests.waiting import until
 from tools.landing import parquet
-from tools.pipeline import archive, check, compact, session, source, stream, verdict
+from tools.pipeline import archive, check, compact, schemas, session, source, stream, verdict
 from tools.pipeline.commits import Commit, Output, OutputError
 from tools.pipeline.source import LandingError
 from tools.pipeline.storage import Storage
@@ -308,6 +308,25 @@ def test_wrong_buckets_checkpoint_format_or_landing_is_refused(spark, five, tmp_
     five.directory = tmp_path / "nowhere"
     with pytest.raises(LandingError, match="no such landing"):
         go(spark, five, tmp_path / "new")
+
+
+@pytest.mark.req("P4")
+@pytest.mark.parametrize("how", ["a flipped bit", "truncated", "empty"])
+def test_full_check_names_a_damaged_file(spark, five, out, capsys, how):
+    stream.once(spark, str(five.directory), str(out), 2)
+    path = max(out.glob("readings/**/*.parquet"), key=lambda path: path.stat().st_size)
+    content = bytearray(path.read_bytes())
+    seq = pq.read_metadata(path).row_group(0).column(schemas.READINGS.names.index("seq"))
+    content[seq.data_page_offset + seq.total_compressed_size - 1] ^= 0x10  # the last byte of its page
+    path.write_bytes({"a flipped bit": content, "truncated": content[:-20], "empty": b""}[how])
+    status = check.main(["--out", str(out)])
+    said = capsys.readouterr()
+    assert status == (1 if how == "empty" else 2)
+    if how == "empty":  # Spark reads it as a file without rows
+        assert "tables and audit do NOT agree: 0 rows twice, " in said.out
+    else:
+        assert said.err.startswith("check: ") and str(path) in said.err.splitlines()[0]
+        assert "Traceback" not in said.err
 
 
 @pytest.mark.req("P3", "P4")

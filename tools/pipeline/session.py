@@ -38,6 +38,7 @@ SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",  # still INT96 by default
     "spark.sql.execution.arrow.pyspark.enabled": "true",
+    "spark.hadoop.parquet.page.verify-checksum.enabled": "true",
     "spark.sql.ansi.enabled": "true",
     "spark.speculation": "false",
     "spark.sql.streaming.numRecentProgressUpdates": "10",
@@ -130,7 +131,7 @@ def opened(master: str | None, out: Storage, more: dict[str, str] | None = None)
     Raises:
         Failure: Spark raised an error in the block, or its JVM ended.
     """
-    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+    from py4j.protocol import Py4JError, Py4JJavaError  # type: ignore[import-untyped]
     from pyspark import SparkContext
     from pyspark.errors import PySparkException
 
@@ -149,7 +150,7 @@ def opened(master: str | None, out: Storage, more: dict[str, str] | None = None)
         if _has_ended(SparkContext._gateway, error):
             ended = "Spark's JVM was ended, by a signal or because there was too little memory; run the command again"
             raise Failure(ended + more_details) from error
-        if isinstance(error, PySparkException):
+        if isinstance(error, PySparkException | Py4JJavaError):
             raise Failure(cause(error) + more_details) from error
         raise
     finally:
@@ -164,7 +165,10 @@ TRACEBACK = re.compile(  # the error's own text behind it: up to an empty line, 
     r"(?:\n(?!\s*(?:$|at |JVM stacktrace|Caused by|Traceback|\.\.\. |SQLSTATE: |=== )).*)*)",
     re.MULTILINE,
 )
-SURROUNDING = re.compile(r"^\[STREAM_FAILED\] Query \[.*?\] terminated with exception: |( SQLSTATE: \w+)+$")
+SURROUNDING = re.compile(
+    r"^(\[STREAM_FAILED\] Query \[.*?\] terminated with exception: |: (\S+: )?)|(\s+SQLSTATE: \w+)+$"
+)
+CALLED = "An error occurred while calling "
 OURS = ("tools.", "pyarrow.lib.")
 LONGEST_CAUSE = 2000
 
@@ -181,8 +185,8 @@ def cause(error: Exception) -> str:
             "a Python worker was killed, probably because there was too little memory. Give it more"
             " (spark.executor.memoryOverhead on a cluster), or use fewer cores"
         )
-    first = next((line.strip() for line in text.splitlines() if line.strip()), repr(error))
-    return SURROUNDING.sub("", first)
+    lines = (line.strip() for line in text.splitlines())
+    return SURROUNDING.sub("", next((line for line in lines if line and not line.startswith(CALLED)), repr(error)))
 
 
 def _has_ended(gateway: Any, error: Exception) -> bool:
