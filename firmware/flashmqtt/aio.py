@@ -2,9 +2,9 @@
 
     async with Client("broker.local", 1883, "me", journal) as client:
         await client.subscribe("commands/#", 1)
-        handle = await client.publish("readings", "21.5", qos=1)     # stored when this returns
-        await client.delivered(handle)                               # acknowledged when this returns
-        async for message in client:                                 # acknowledged when the loop asks for the next message
+        handle = await client.publish("readings", "21.5", qos=1)  # stored when this returns
+        await client.delivered(handle)                            # acknowledged when this returns
+        async for message in client:                              # acknowledged when the loop asks for the next message
             print(message.topic, message.payload)
 
 The client's own task reads, acknowledges and reconnects. It never waits for the program: a message that the program does not
@@ -64,7 +64,7 @@ except (ImportError, AttributeError):  # CPython
 
 
 _SLOW_MS = const(20)  # pause while many messages wait for the program
-_UNCLAIMED_MS = const(500)  # how long an unclaimed piece of a message blocks later messages
+_UNCLAIMED_MS = const(500)  # how long an unclaimed piece blocks later messages
 _SOON_MS = const(50)
 _BUSY = const(1)  # a state: a handler or the program has the message
 
@@ -135,7 +135,7 @@ class Client:
     def _begin(self, *arguments: "Any", **options: "Any") -> None:
         self._blocking = blocking = _Blocking(*arguments, **options)
         blocking.call = self.call  # type: ignore[method-assign, assignment]
-        self._loss = ()  # for `_report`: a lost connection is reported at once
+        self._loss = ()  # `_report` reports a lost connection at once
         self.note_refusal = blocking.note_refusal
         self.session = blocking.session
         self.connection = connection = blocking.connection
@@ -147,7 +147,7 @@ class Client:
         self.on_expired = self.on_dropped = None
         self.on_message = self.on_error = self.on_unclaimed = None
         self._task: "asyncio.Task[Any] | None" = None
-        self._tasks: "list[Any]" = []  # (task, message) of awaited handlers; message None: the handler is not for messages
+        self._tasks: "list[Any]" = []  # (task, its message or None) of awaited handlers
         self._stopping = False
         self._closed = False  # disconnected: iteration has ended
         self._failure = None  # the store's error, until there is a new connection
@@ -207,7 +207,7 @@ class Client:
     async def __aenter__(self) -> "Client":
         try:
             await self.connect()
-        except BaseException:  # the program has no client that it could disconnect
+        except BaseException:  # the program gets no client
             await self.disconnect()
             raise
         return self
@@ -462,7 +462,7 @@ class Client:
             if isinstance(result, BaseException):
                 waiting.refuse(message, ticks_ms(), isinstance(result, Exception))
             elif result is message and not message.touched and not message.repeated:
-                message.repeated = True  # `wait_for` may have lost it, or will return it soon
+                message.repeated = True  # `wait_for` lost it, or will return it soon
                 waiting.put_back(message, ticks_add(ticks_ms(), _SOON_MS))
             else:
                 waiting.finish(message)
@@ -627,7 +627,7 @@ class Client:
             claimed = self._iterated or self.on_message is not None or waiting.claims(piece)
             if waiting.blocks(piece) or (not claimed and ticks_diff(ticks_ms(), begin) > _UNCLAIMED_MS):
                 break
-        if piece in waiting.entries:  # not taken: the broker sends it again, or it is dropped
+        if piece in waiting.entries:  # not taken: it comes again, or is dropped
             waiting.withdraw(piece)
             waiting.add(ticks_ms())
         elif piece.failures:
