@@ -106,6 +106,13 @@ class Application:
         self._online = False  # the network is up, and the client may connect
         self._greeting = -1  # the next step of `_greet`, which runs with every connection; -1: done
         self.outcomes = None  # undelivered messages: `outcomes.Outcomes`
+        dropped_from = self.state.get("dropped_from")
+        if dropped_from and dropped_from < self.journal.floor:  # in an outage before the last restart
+            from .outcomes import Outcomes
+
+            self.outcomes = Outcomes()
+            self.outcomes.add("dropped", dropped_from, self.journal.floor - 1)
+            self.outcomes.news = False  # until `_on_connect`
         self._doubt = None  # first and last number of messages in doubt: delivered never, once or twice
         self._doubt_ms = 0  # when to report them, unless the store is empty before
         self._reboot_ms = 0
@@ -287,10 +294,13 @@ class Application:
 
     def _on_connect(self, session_present):
         self._greeting = 0
+        if self.state.get("dropped_from") and self.outcomes:
+            self.outcomes.news = True
+            self._status_ms = 0  # tell it now: a board that sleeps is not connected for long
 
     def _on_delivered(self, handle):
-        if self.outcomes:
-            self.outcomes.delivered(handle)
+        if self.outcomes and self.outcomes.delivered(handle) and self.state.get("dropped_from"):
+            self._keep(None)
 
     def _on_in_doubt(self, handle):
         # The handle is the journal's sequence, which is also the number in the message's payload: see `publish`.
@@ -299,17 +309,31 @@ class Application:
 
     def _lost(self, kind, first, last):
         # Report now: the client finishes these messages only after this returns, so that a power cut can't lose their numbers.
-        # A refused health message is reported with the next one, so that there is no endless loop. Dropped messages are finished
-        # already, and in an outage a full store drops some with every sector: the next status line reports them.
+        # A refused health message is reported with the next one, so that there is no endless loop.
         from .outcomes import Outcomes, has_topic
 
         if self.outcomes is None:
             self.outcomes = Outcomes()
-        later = kind == "dropped" and not self.client.connected
-        if self.outcomes.add(kind, first, last) or self.client.session.reports or later:
+        news = self.outcomes.news
+        again = self.outcomes.add(kind, first, last)
+        if kind == "dropped" and not self.client.connected:
+            # In an outage a full store drops some with each new sector. Health messages would be dropped themselves.
+            if self.state.get("dropped_from") or self._keep(first):
+                self.outcomes.news = news
+            return
+        if again or self.client.session.reports:
             return
         if kind != "refused" or not has_topic(self.journal, first, (self.topic + "health").encode()):
             self._tell_undelivered()
+
+    def _keep(self, dropped_from):
+        """Note across restarts that all undelivered messages from this number to the journal's `floor` were dropped."""
+        try:
+            self.state.save(dropped_from=dropped_from)
+        except OSError as error:
+            print("state:", error)
+            return False
+        return True
 
     def _tell_undelivered(self):
         self._tell([{"n": "undelivered", "vb": True}])

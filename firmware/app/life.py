@@ -37,7 +37,7 @@ def life_of(state, stored, device, random_bytes=None):
     life = int.from_bytes(random_bytes(4), "big") >> 2 or 1
     since = stored + 1
     try:
-        state.save(life=life, since=since, device=device, intent=intent)
+        state.save(life=life, since=since, device=device, intent=intent, dropped_from=None)
     except OSError as error:
         print("state:", error)
         return 0, 0

@@ -81,9 +81,14 @@ class Outcomes:
                 self._reported[kind] = len(self._ranges[kind])
 
     def delivered(self, handle):
-        """A message is acknowledged; if it is the last health message, forget the ranges that it reported."""
-        if handle == self.handle:
-            self.handle = 0
-            for kind in _KINDS:
-                del self._ranges[kind][: self._reported[kind]]
-                self._reported[kind] = 0
+        """A message is acknowledged; if it is the last health message, forget the ranges that it reported.
+
+        Return whether it is, and no dropped message is left to report.
+        """
+        if handle != self.handle:
+            return False
+        self.handle = 0
+        for kind in _KINDS:
+            del self._ranges[kind][: self._reported[kind]]
+            self._reported[kind] = 0
+        return not self._ranges["dropped"]

@@ -9,7 +9,6 @@ from app.application import Application
 from app.configuration import check
 from app.health import records
 from app.outcomes import Outcomes, has_topic
-from flashmqtt.compat import ticks_diff, ticks_ms
 from flashmqtt.flash.ram import RamRegion
 from flashmqtt.journal.journal import Journal
 from loopback import Loopback
@@ -108,13 +107,22 @@ def test_range_joined_with_one_that_no_message_has_is_reported_again():
     assert outcomes.labels() == {"expired_seqs": "63-64"}
 
 
-@pytest.mark.req("S5", "R5")
-def test_dropped_messages_are_listed_after_an_outage_although_the_power_failed_in_it():
+class Asleep(Exception):
+    """Raised instead of a deep sleep or a reset."""
+
+
+def _raise_asleep(*_ms):
+    raise Asleep
+
+
+@pytest.mark.parametrize("sleeping", [False, True])
+@pytest.mark.req("S5", "R5", "B5")
+def test_dropped_messages_are_listed_after_an_outage_although_the_board_restarted_in_it(sleeping):
     gc.collect()
     broker = Loopback()
     board = Board(broker)
+    board.sleep = _raise_asleep
     port = broker.port
-    broker.close()
     settings = {
         "broker": "127.0.0.1",
         "port": port,
@@ -124,37 +132,74 @@ def test_dropped_messages_are_listed_after_an_outage_although_the_power_failed_i
         "watchdog_s": 8,
     }
     state = Facts()
-    application = Application(board, check(settings), state)
-    while application.journal.dropped < 100:
-        application.publish("readings", 1, [{"n": "load", "v": 1}])
-        application.turn(1)
-    begin = ticks_ms()
-    while application.outcomes.news:
-        assert ticks_diff(ticks_ms(), begin) < 30000, "not reported"
-        application.turn(20)
-    dropped = application.journal.dropped
-    assert application.journal.stored < dropped * 3, "reports fill the store"
 
-    # The power fails, and the next start finds the broker.
-    broker.open(port)
-    application = Application(board, check(settings), state)
-    application.client._feed = application.client.link.feed = broker
-    begin = ticks_ms()
-    while application.client.pending or not broker.connects:
-        assert ticks_diff(ticks_ms(), begin) < 30000, "not delivered"
-        application.turn(20)
-    told = set()
-    arrived = set()
-    for one in broker.of(3):
-        if one[0] & 6:
-            head = loads(one[one.find(b"[{") :])[0]
-            arrived.add(head["seq"])
-            if "dropped_seqs" in head:
-                told |= numbers(head["dropped_seqs"])
-    assert len(told) >= dropped >= 100
-    assert set(range(1, application.journal.stored + 1)) - arrived == told
-    application.client.link.stop()
+    def start(awake_s):
+        sleep = {"sleep_s": 600, "awake_s": awake_s} if sleeping else {}
+        settings.update(sleep)
+        application = Application(board, check(settings), state)
+        application.client._feed = application.client.link.feed = broker if broker.listener else None
+        return application
+
+    def stay_on(application, condition):
+        if sleeping:
+            with pytest.raises(Asleep):
+                application.wake()
+        else:
+            application.announce()
+            turns(application, condition)
+        application.client.link.stop()
+
+    application = start(10)
+    application.publish("readings", 1, [])
+    stay_on(application, lambda: application.client.connected and not application.client.pending)
     broker.close()
+    for outage in range(3):
+        settings["awake_s"] = 1
+        application = start(1)
+        while application.journal.dropped < 60 * (outage + 1):
+            application.publish("readings", 1, [{"n": "load", "v": 1}])
+            application.client.poll(0)
+        stay_on(application, lambda: True)  # then the power fails
+    dropped = application.journal.dropped
+    assert dropped >= 180 and state["dropped_from"] <= 5
+
+    broker.open(port)
+    broker.present = 1
+    application = start(10)
+    stay_on(
+        application, lambda: broker.connects == 2 and not application.client.pending and not state.get("dropped_from")
+    )
+    heads = [loads(one[one.find(b"[{") :])[0] for one in broker.of(3) if one[0] & 6]
+    arrived = {head["seq"] for head in heads}
+    (report,) = [head for head in heads if "dropped_seqs" in head]
+    told = numbers(report["dropped_seqs"])
+    stored = application.journal.stored
+    assert set(range(1, stored + 1)) - arrived <= told and max(told) < application.journal.floor
+    assert len(told) >= dropped
+    application = start(10)
+    stay_on(application, lambda: application.client.connected and not application.client.pending)
+    again = [one for one in broker.of(3) if b"dropped_seqs" in one and b'"seq":%d,' % report["seq"] not in one]
+    assert again == []
+    broker.close()
+
+
+@pytest.mark.req("S5", "R5")
+def test_dropped_messages_are_listed_at_once_if_the_note_about_them_can_not_be_stored():
+    gc.collect()
+    board = Board(lambda: None)
+    settings = {"broker": "127.0.0.1", "port": 1, "health_s": 0, "status_ms": 50, "watchdog_s": 8}
+    application = Application(board, check(settings), Facts())
+
+    def full(**changes):
+        raise OSError(28)
+
+    application.state.save = full
+    while not application.journal.dropped:
+        application.publish("readings", 1, [{"n": "load", "v": 1}])
+        application.client.poll(0)
+    assert application.outcomes.news
+    turns(application, lambda: not application.outcomes.news)
+    assert application.outcomes.handle == application.journal.stored
 
 
 class Refusing(Loopback):
@@ -256,10 +301,6 @@ def test_several_refused_health_messages_are_not_repeated_endlessly():
     assert len(broker.seqs) <= 11, len(broker.seqs)  # each reading, its health message, and one of a status line
     assert broker.seqs[:5] == [1, 2, 3, 4, 5]
     reports_once_it_may(broker, application)
-
-
-class Asleep(Exception):
-    """Raised instead of a deep sleep."""
 
 
 @pytest.mark.req("R5", "B5")
