@@ -40,6 +40,7 @@ _IDENTIFY_MS = const(10000)
 _BLINK_MS = const(250)
 _LISTEN_MS = const(300)
 _NETWORK_MS = const(500)
+_NETWORK_RETRY_MS = const(20000)  # after an error
 _CONVERSION_MS = const(800)  # of a DS18B20, the slowest sensor whose first read only starts a measurement
 _CLOCK_PATIENCE_MS = const(30000)
 _TLS_WATCHDOG_S = const(8)
@@ -445,7 +446,12 @@ class Application:
         """Keep the network up, and let the client connect only while it is up."""
         config = self.config
         log = print if config["log"] else None
-        up = self.board.network_up(config["ssid"], config["password"], config["country"], log)
+        try:
+            up = self.board.network_up(config["ssid"], config["password"], config["country"], log)
+        except Exception as error:  # such as an ESP32's for a password that is too short: sampling goes on
+            up = False
+            self._network_ms += _NETWORK_RETRY_MS
+            print("network: error:", error)
         if up and config["tls"] and self.time.unix_ms() is None:
             # A certificate can't be checked without the time. After a deadline, try without: the time server may be unreachable.
             patience_ms = _CLOCK_PATIENCE_MS

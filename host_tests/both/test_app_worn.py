@@ -399,6 +399,38 @@ def test_command_whose_handler_failed_runs_later_and_does_not_stop_the_applicati
     broker.close()
 
 
+@pytest.mark.parametrize("error", [OSError("Wifi Invalid Password"), ValueError("country"), RuntimeError("radio")])
+@pytest.mark.req("B4", "S5")
+def test_error_of_the_network_is_printed_and_the_application_goes_on(error):
+    application, broker = _with([Odd("a", 3)], health_s=0, watchdog_s=8, interval_ms=10)
+    network_up = application.board.network_up
+    calls = []
+
+    def failing(*arguments):
+        calls.append(arguments)
+        raise error
+
+    def sample():
+        application.turn(application.read_what_is_due())
+
+    application.board.network_up = failing
+
+    def some_turns():
+        while application.journal.stored < 20:
+            sample()
+
+    _, lines = printed(some_turns)
+    assert len(calls) == 1 and [line for line in lines if line.startswith("network: ")] == [
+        "network: error: " + str(error)
+    ]
+    application.board.network_up = network_up
+    application._network_ms = 0  # 20 s later
+    while not application.client.connected:
+        sample()
+    application.client.link.stop()
+    broker.close()
+
+
 class AnyLevel(Loopback):
     """Answers SUBSCRIBE at level 5, too."""
 
