@@ -63,9 +63,8 @@ def main():
         application.run()
     except Exception as error:
         board.watchdog_off()
-        if isinstance(error, StoreError) and not isinstance(
-            error, FlashFailed
-        ):  # a failed read may succeed after a restart
+        # (A read of the flash that failed may succeed after a restart.)
+        if isinstance(error, StoreError) and not isinstance(error, FlashFailed):
             print("journal:", type(error).__name__, error)
             blink(board.led)
             return

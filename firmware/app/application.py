@@ -164,7 +164,8 @@ class Application:
 
             tls = context(config["tls"], config["tls_cert"] or None, config["tls_key"] or None)
         level = config["level"]
-        noted = self.journal.note[0]  # the level of the stored messages: they can't be sent at another one (3 is as 4)
+        # The level of the stored messages, which can't be sent at another one (3 and 4 count as one).
+        noted = self.journal.note[0]
         self._old_level = self.journal.waiting and (noted == _LEVEL_5) != (level == _LEVEL_5)
         if self._old_level:  # deliver them, then restart
             print("configuration: level %d is used after the stored messages of level %d" % (level, noted))
@@ -301,7 +302,7 @@ class Application:
 
     def _on_delivered(self, handle):
         if self.outcomes and self.outcomes.delivered(handle) and self.state.get("dropped_from"):
-            self._keep(None)
+            self._note_dropped(None)
 
     def _on_in_doubt(self, handle):
         # The handle is the journal's sequence, which is also the number in the message's payload: see `publish`.
@@ -319,7 +320,7 @@ class Application:
         again = self.outcomes.add(kind, first, last)
         if kind == "dropped" and not self.client.connected:
             # In an outage a full store drops some with each new sector. Health messages would be dropped themselves.
-            if self.state.get("dropped_from") or self._keep(first):
+            if self.state.get("dropped_from") or self._note_dropped(first):
                 self.outcomes.news = news
             return
         if again or self.client.session.reports:
@@ -327,7 +328,7 @@ class Application:
         if kind != "refused" or not has_topic(self.journal, first, (self.topic + "health").encode()):
             self._tell_undelivered()
 
-    def _keep(self, dropped_from):
+    def _note_dropped(self, dropped_from):
         """Note across restarts that all undelivered messages from this number to the journal's `floor` were dropped."""
         try:
             self.state.save(dropped_from=dropped_from)
