@@ -18,11 +18,9 @@ It knows the board only through the contract in `boards/board.pyi`.
 """
 
 import sys
-from time import sleep
 
+import app
 from flashmqtt import __version__
-from flashmqtt.backoff import Backoff
-from flashmqtt.client import Client
 from flashmqtt.compat import const
 from flashmqtt.errors import BufferTooSmall, StoreFull, StoreWorn
 from flashmqtt.journal.journal import DROP_NEWEST, DROP_OLDEST, REFUSE, Journal
@@ -30,7 +28,7 @@ from flashmqtt.journal.journal import DROP_NEWEST, DROP_OLDEST, REFUSE, Journal
 from .clock import NetworkTime, Uptime
 from .commands import Commands
 from .life import life_of
-from .senml import is_name, pack
+from .senml import pack
 from .state import State
 
 _POLICIES = {"refuse": REFUSE, "drop-oldest": DROP_OLDEST, "drop-newest": DROP_NEWEST}
@@ -38,15 +36,11 @@ _TURN_MS = const(200)
 _REBOOT_MS = const(5000)
 _IDENTIFY_MS = const(10000)
 _BLINK_MS = const(250)
-_LISTEN_MS = const(300)
 _NETWORK_MS = const(500)
 _NETWORK_RETRY_MS = const(20000)  # after an error
-_CONVERSION_MS = const(800)  # of a DS18B20, the slowest sensor whose first read only starts a measurement
 _CLOCK_PATIENCE_MS = const(30000)
 _TLS_WATCHDOG_S = const(8)
-_LEVEL_5 = const(5)
 _ATTEMPTS = const(6)  # of a command: a full store has half a minute to get room
-_BUFFER_BYTES = const(640)  # longer messages are sent in pieces; no valid command is longer
 
 
 class Group:
@@ -95,15 +89,27 @@ class Application:
         self._worn = None
         self.undated = False  # was a message of this boot published before the time was known?
         self.interval_ms = self.state.get("interval_ms") or config["interval_ms"]
-        self.groups = self._sensors()
+        from . import startup
+
+        self.groups = startup.groups_of(self, Group)
         host, _, port = config["ntp"].partition(":")
         self.time = NetworkTime(self.uptime, host, int(port or 123), feed=self._feed)
         known = board.clock()
         if known is not None:
             self.time.set(known * 1000)
         self.commands = Commands(self.state, lambda: self.journal.stored, self._act, self._reply, self.uptime.ms)
-        self.client = self._connected_by(config)
-        self.client.subscribe("flashmqtt-commands/" + self.device, 1, self._command)
+        self._old_level = False  # does the client use the level of the stored messages, before that of the configuration?
+        self.client = client = startup.client_of(self, _ATTEMPTS)
+        client.on_error = self._on_error
+        client.on_connect = self._on_connect
+        client.on_delivered = self._on_delivered
+        client.on_in_doubt = self._on_in_doubt
+        client.on_damaged = lambda handle: self._lost("damaged", handle, handle)
+        client.on_refused = lambda handle, code: self._lost("refused", handle, handle)
+        client.on_expired = lambda handle: self._lost("expired", handle, handle)
+        client.on_dropped = lambda first, last: self._lost("dropped", first, last)
+        del sys.modules["app.startup"], app.startup
+        client.subscribe("flashmqtt-commands/" + self.device, 1, self._command)
         self._online = False  # the network is up, and the client may connect
         self._greeting = -1  # the next step of `_greet`, which runs with every connection; -1: done
         self.outcomes = None  # undelivered messages: `outcomes.Outcomes`
@@ -123,81 +129,6 @@ class Application:
         self._network_ms = 0
         self._status_ms = 0
         self._health_ms = 0
-
-    def _sensors(self):
-        """Return the sensors in groups, without those that do not fulfil the contract."""
-        found = []
-        try:
-            found += self.board.sensors()
-        except Exception as error:
-            print("sensor:", error)
-        for settings in self.config["sensors"]:
-            from .sensors import make
-
-            try:
-                found += make(settings)
-            except Exception as error:  # a broken sensor must not stop the others; a driver may raise anything
-                print("sensor:", settings["kind"], error)
-        groups = {}
-        for sensor in found:
-            try:
-                name, unit, _ = sensor.name, sensor.unit, sensor.read
-                key = qos, interval_ms = getattr(sensor, "qos", 1), getattr(sensor, "interval_ms", 0)
-                kinds = [type(one) for one in (name, unit or name, qos, interval_ms)]
-                if kinds != [str, str, int, int] or not is_name(name) or not 0 <= qos <= 2 or interval_ms < 0:
-                    raise ValueError(
-                        "%r: name, unit, qos %r or interval_ms %r is not allowed" % (name, qos, interval_ms)
-                    )
-            except Exception as error:
-                print("sensor: left out:", error)
-                continue
-            if key not in groups:
-                groups[key] = Group(qos, interval_ms, self.uptime.ms())
-            groups[key].sensors.append(sensor)
-        return [groups[key] for key in sorted(groups)]
-
-    def _connected_by(self, config):
-        sleeping = config["sleep_s"]
-        tls = None
-        if config["tls"]:
-            from flashmqtt.tls import context
-
-            tls = context(config["tls"], config["tls_cert"] or None, config["tls_key"] or None)
-        level = config["level"]
-        # The level of the stored messages, which can't be sent at another one (3 and 4 count as one).
-        noted = self.journal.note[0]
-        self._old_level = self.journal.waiting and (noted == _LEVEL_5) != (level == _LEVEL_5)
-        if self._old_level:  # deliver them, then restart
-            print("configuration: level %d is used after the stored messages of level %d" % (level, noted))
-            level = noted
-        client = Client(
-            config["broker"],
-            config["port"],
-            client_id=self.device,
-            store=self.journal,
-            level=level,
-            user=config["user"] or None,
-            password=config["broker_password"] or None,
-            keep_alive_s=config["keep_alive_s"],
-            # A board that sleeps is offline most of the time, so it has no will.
-            will=None if sleeping else (self.live + "status", b"offline", 1, True),
-            window=config["window"],
-            buffer_bytes=_BUFFER_BYTES,
-            tls=tls,
-            backoff=Backoff(cap_ms=config["awake_s"] * 250 if sleeping else config["longest_pause_s"] * 1000),
-            attempts=_ATTEMPTS,
-            feed=self._feed,
-            log=print if config["log"] else None,
-        )
-        client.on_error = self._on_error
-        client.on_connect = self._on_connect
-        client.on_delivered = self._on_delivered
-        client.on_in_doubt = self._on_in_doubt
-        client.on_damaged = lambda handle: self._lost("damaged", handle, handle)
-        client.on_refused = lambda handle, code: self._lost("refused", handle, handle)
-        client.on_expired = lambda handle: self._lost("expired", handle, handle)
-        client.on_dropped = lambda first, last: self._lost("dropped", first, last)
-        return client
 
     # --- publishing ---
 
@@ -380,7 +311,9 @@ class Application:
             "device=%s boot=%d stored=%d cause=%s" % (self.device, self.journal.boot, self.journal.stored, self.cause),
         )
         if config["sleep_s"]:
-            self.wake()
+            from .wake import wake
+
+            wake(self)
             return
         self.announce()
         self._health_ms = self.uptime.ms() + config["health_s"] * 1000
@@ -541,39 +474,3 @@ class Application:
         if lit != self._lit:
             self._lit = lit
             self.board.led(lit)
-
-    # --- sleeping between two samples ---
-
-    def wake(self):
-        """Sample, send all stored messages, wait for acknowledgements until the deadline, sleep. It does not return."""
-        config = self.config
-        self.commands.resume()
-        labels = self.beginning()
-        for group in self.groups:
-            for sensor in group.sensors:
-                self._values[sensor] = self._read(sensor)
-        if None in self._values.values():  # such a sensor has only started its first measurement
-            if self._feed:
-                self._feed()
-            sleep(_CONVERSION_MS / 1000)
-        for group in self.groups:
-            if self.publish("readings", max(1, group.qos), self.sample(group), labels):
-                labels = None
-        if labels:
-            self._boot()
-        self._health_ms = self.uptime.ms() + config["awake_s"] * 1000
-        if config["health_s"] and self.journal.boot % max(1, config["health_s"] // config["sleep_s"]) == 0:
-            self._tell_health()
-        deadline = self.uptime.ms() + config["awake_s"] * 1000
-        quiet_ms = 0
-        while self.uptime.ms() < deadline:
-            self.turn(_TURN_MS // 4)
-            # A command that is queued at the broker arrives soon after connecting: wait a moment after the last message.
-            if self.client.pending or not self.client.connected or self.time.waiting or self._greeting >= 0:
-                quiet_ms = self.uptime.ms() + _LISTEN_MS
-            elif self.uptime.ms() >= quiet_ms:
-                break
-        self._finish()
-        self.status()
-        print("sleep", "%d s" % config["sleep_s"])
-        self.board.sleep(config["sleep_s"] * 1000)

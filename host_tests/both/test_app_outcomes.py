@@ -143,7 +143,7 @@ def test_dropped_messages_are_listed_after_an_outage_although_the_board_restarte
     def stay_on(application, condition):
         if sleeping:
             with pytest.raises(Asleep):
-                application.wake()
+                application.run()
         else:
             application.announce()
             turns(application, condition)
