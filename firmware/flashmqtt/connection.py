@@ -225,10 +225,17 @@ class Connection:
         return True
 
     def put_error_disconnect(self, error: "Any") -> None:
-        """Put level 5's DISCONNECT with the error's reason code, if it has one and there is room [MQTT-4.13.1-1]."""
+        """Put level 5's DISCONNECT with the error's reason code, if it has one and there is room [MQTT-4.13.1-1].
+
+        A received message that can't be decoded is acknowledged before; otherwise it would end every connection, as some
+        brokers check less than this client.
+        """
         code = error.reason if isinstance(error, FlashMqttError) else 0  # in other exceptions `reason` is a text
-        if code and self.five and self.state == OPEN:
-            self.disconnect(code)
+        if code and self.state == OPEN:
+            from .codec.malformed import acknowledge
+
+            if acknowledge(self.decoder, self.output) or self.five:
+                self.disconnect(code)
 
     def close(self) -> None:
         """Update the state: the socket is closed, by either side."""

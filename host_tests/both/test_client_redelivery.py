@@ -3,6 +3,7 @@
 import pytest
 
 from flashmqtt.backoff import Backoff
+from flashmqtt.errors import MalformedPacket
 from loopback import Loopback, poll_until
 from lossy import Random
 from test_client import client, connected
@@ -42,6 +43,42 @@ def test_message_that_is_done_is_recognized_after_a_connection_that_ended_before
     poll_until(mqtt, lambda: len(acknowledged(broker)) == 2)
     assert seen == [b"2", b"1"] and acknowledged(broker) == [1, 2]
     mqtt.disconnect()
+
+
+class Lenient(Prompt):
+    """Passes on messages with any topic; sends unacknowledged ones again with every connection."""
+
+    def __init__(self, *messages):
+        super().__init__()
+        self.present = 1
+        self.waiting = dict(messages)
+
+    def take(self, one):
+        super().take(one)
+        kind = one[0] >> 4
+        if kind == 1:
+            self.give(*[self.waiting[key] for key in sorted(self.waiting)])
+        elif 4 <= kind <= 5:
+            del self.waiting[id_of(one)]
+
+
+@pytest.mark.req("W13", "R4")
+@pytest.mark.parametrize("topic", [b"#", b"+", b"\0", b"\xff"])
+def test_message_with_an_invalid_topic_ends_one_connection_and_stops_no_other_message(topic):
+    """RabbitMQ 3 passes on what any client publishes to a topic with a wildcard or U+0000."""
+    for qos in (1, 2):
+        broker = Lenient(
+            (1, publish(b"a", b"x", 1, 1)), (2, publish(topic, b"x", qos, 2)), (3, publish(b"b", b"x", 1, 3))
+        )
+        mqtt = client(broker)
+        seen = []
+        mqtt.on_message = lambda message: seen.append(message.topic)  # noqa: B023
+        errors = []
+        mqtt.on_disconnect = errors.append
+        mqtt.connect()
+        poll_until(mqtt, lambda: errors and "b" in seen)  # noqa: B023
+        assert broker.connects == 2 and isinstance(errors[0], MalformedPacket)
+        mqtt.disconnect()
 
 
 @pytest.mark.req("Q3", "R4")

@@ -432,6 +432,35 @@ def test_protocol_violation_is_answered_by_disconnect_with_reason_code(wrong, co
     assert split(broker.offered()) == [packet(0xE0, bytes([code]))]
 
 
+def refused_by(broker, *packets):
+    """Send packets of which one ends the connection; return what the client sends then."""
+    with pytest.raises(MalformedPacket) as caught:
+        broker.give(*packets)
+    broker.took()
+    broker.connection.put_error_disconnect(caught.value)
+    return split(broker.offered())
+
+
+@pytest.mark.req("W12", "W13", "R4")
+@pytest.mark.parametrize(
+    "topic, properties, code",
+    [
+        (b"a", b"\x01\x02", 0x82),  # mosquitto passes on a Payload Format Indicator of 2
+        (b"a", b"\x08" + text(b"a/#"), 0x82),  # and a Response Topic with a wildcard
+        (b"a", b"\x23\x00\x05", 0x94),
+        (b"", b"", 0x82),
+        (b"a/#", b"", 0x81),
+    ],
+)
+def test_message_that_no_conforming_server_sends_is_acknowledged_before_the_connection_ends(topic, properties, code):
+    for qos in (1, 2):
+        broker = connected()
+        wrong = publish(topic, b"x", qos, 7, properties=properties)
+        good = publish(b"a", b"x", 0)
+        assert refused_by(broker, good, wrong, good) == [ack(0x30 + 0x10 * qos, 7, 0x80), packet(0xE0, bytes([code]))]
+        assert len(broker.messages) == 1
+
+
 @pytest.mark.req("W12")
 def test_local_error_ends_the_connection_without_disconnect_packet():
     class Failed(ValueError):

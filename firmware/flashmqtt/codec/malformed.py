@@ -3,11 +3,48 @@
 The functions return the error; `decoder` is at the start of the packet.
 """
 
-from flashmqtt.compat import TYPE_CHECKING
+from flashmqtt.compat import TYPE_CHECKING, const
 from flashmqtt.errors import MalformedPacket
 
 if TYPE_CHECKING:
     from typing import Any  # noqa: TID251
+
+_ACK_BYTES = const(8)  # the room that one acknowledgement may need
+_UNSPECIFIED_ERROR = const(0x80)
+
+
+def acknowledge(decoder: "Any", output: "Any") -> bool:
+    """Refuse the PUBLISH that can't be decoded, so that the broker does not send it again.
+
+    Return False if it is another packet, or has no packet id, or there is no room.
+    """
+    try:
+        decoder.next()
+        return False  # the error was not the decoder's
+    except MalformedPacket:
+        pass
+    buf = decoder.buffer
+    at = decoder.at
+    qos = buf[at] >> 1 & 3
+    if buf[at] >> 4 != 3 or not 0 < qos < 3 or decoder.more:
+        return False
+    n = shift = 0
+    while shift < 28:
+        at += 1
+        n |= (buf[at] & 127) << shift
+        shift += 7
+        if buf[at] < 128:
+            break
+    end = min(at + 1 + n, decoder.end)
+    at += 3
+    if at > end:
+        return False
+    at += buf[at - 2] << 8 | buf[at - 1]
+    packet_id = buf[at] << 8 | buf[at + 1] if at + 2 <= end else 0
+    if not packet_id or output.room() < _ACK_BYTES:
+        return False
+    output.put_ack(3 + qos, packet_id, _UNSPECIFIED_ERROR)
+    return True
 
 
 def beyond(decoder: "Any", at: int, after: int) -> "MalformedPacket":
