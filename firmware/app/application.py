@@ -98,7 +98,7 @@ class Application:
         if known is not None:
             self.time.set(known * 1000)
         self.commands = Commands(self.state, lambda: self.journal.stored, self._act, self._reply, self.uptime.ms)
-        self._old_level = False  # does the client use the level of the stored messages, before that of the configuration?
+        self._old_level = False  # does the client use the stored messages' level, before the configured one?
         self.client = client = startup.client_of(self, _ATTEMPTS)
         client.on_error = self._on_error
         client.on_connect = self._on_connect
