@@ -4,7 +4,7 @@ from time import sleep
 
 from flashmqtt.compat import const
 
-_TURN_MS = const(50)
+_SHORT_TURN_MS = const(50)
 _LISTEN_MS = const(300)
 _CONVERSION_MS = const(800)  # of a DS18B20, the slowest sensor whose first read only starts a measurement
 
@@ -32,7 +32,7 @@ def wake(application):
     deadline = application.uptime.ms() + config["awake_s"] * 1000
     quiet_ms = 0
     while application.uptime.ms() < deadline:
-        application.turn(_TURN_MS)
+        application.turn(_SHORT_TURN_MS)
         # A command that is queued at the broker arrives soon after connecting: wait a moment after the last message.
         if (
             application.client.pending
