@@ -251,7 +251,7 @@ class Application:
         again = self.outcomes.add(kind, first, last)
         if kind == "dropped" and not self.client.connected:
             # In an outage a full store drops some with each new sector. Health messages would be dropped themselves.
-            if self.state.get("dropped_from") or self._note_dropped(first):
+            if self.state.get("dropped_from") or self._note_dropped(self.outcomes.first_dropped()):
                 self.outcomes.news = news
             return
         if again or self.client.session.reports:

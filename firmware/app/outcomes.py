@@ -45,6 +45,10 @@ class Outcomes:
         self.news = True
         return first <= self.handle <= last
 
+    def first_dropped(self):
+        """Return the first dropped message that is in no acknowledged message; there must be one."""
+        return min(self._ranges["dropped"])
+
     def _shorten(self, kind):
         """Join two adjacent ranges, or forget the oldest one. (A long outage gives hundreds of adjacent ranges.)"""
         ranges = self._ranges[kind]
