@@ -26,7 +26,12 @@ def set_speed(message):
     client.publish(DEVICE + "/speed", message.payload, qos=2, retain=True)
 
 
+def failed(error, message):
+    print("failed, and tried again up to five times:", error)  # without on_error, `poll` would raise it
+
+
 client = Client(HOST, PORT, client_id=DEVICE, store=Journal(board.journal_region(16)), log=print)
+client.on_error = failed
 # Before connecting, so that commands queued at the broker have a handler.
 client.subscribe(DEVICE + "/set/speed", 2, set_speed)
 while True:

@@ -26,7 +26,12 @@ def take(message):
         client.publish(DEVICE + "/picture/got", str(message.total), qos=1)
 
 
+def failed(error, message):
+    print("failed, and tried again up to five times:", error)  # without on_error, `poll` would raise it
+
+
 client = Client(HOST, PORT, client_id=DEVICE, chunks=True, buffer_bytes=2048, log=print)
+client.on_error = failed
 client.subscribe(DEVICE + "/picture", 1, take)
 while True:
     if board.network_up("my Wi-Fi", "its password", "AT", log=print):

@@ -256,6 +256,24 @@ def test_commands_queued_before_board_start_are_executed(tmp_path):
         assert speeds == [b"10", b"20", b"30"]
 
 
+@pytest.mark.parametrize(
+    ("name", "folder", "sent", "answer"),
+    [
+        ("commands", "speed.new", "pump-1/set/speed", ("pump-1/speed", b"10", 2)),
+        ("file_in", "picture.new", "display-1/picture", ("display-1/picture/got", b"2", 1)),
+    ],
+)
+@pytest.mark.req("B1", "R4")
+def test_example_whose_handler_failed_tries_again(tmp_path, name, folder, sent, answer):
+    (tmp_path / folder).mkdir()  # so that the file can't be written
+    with Broker(tmp_path / "broker") as broker, Person(broker.port) as person:
+        person.publish(sent, b"10", 2, retain=True)  # retained, because the board has no subscription yet
+        with running(tmp_path, name, broker.port) as said:
+            until(lambda: "failed, and tried again" in said.read_text(), said.read_text)
+            (tmp_path / folder).rmdir()
+            person.wait(lambda got: answer in got, said)
+
+
 @pytest.mark.req("B1", "B5")
 def test_sleeping_board_keeps_unsent_readings(tmp_path):
     with Broker(tmp_path / "broker") as broker, Person(broker.port) as person:
