@@ -220,6 +220,15 @@ def test_log_with_another_schema_is_refused(batches, out):
         Delta(batches.output).follow()
 
 
+def test_damaged_log_is_named_in_one_line(batches, out):
+    batches.take(1)
+    next((out / "events" / "_delta_log").glob("*.json")).write_text("{{{")
+    with pytest.raises(
+        OutputError, match=r"^the Delta log \S*events/_delta_log can't be updated: .*Delete that log, .*$"
+    ):
+        Delta(batches.output).follow()
+
+
 @pytest.mark.req("P7")
 def test_deleted_files_of_a_table_are_reported_as_missing(batches, out):
     batches.take(1)

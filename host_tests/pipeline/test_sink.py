@@ -624,6 +624,26 @@ def test_databases_in_an_earlier_versions_list_are_still_known(tables, tmp_path)
     assert sink.registered(tables.output) == [old]
 
 
+@pytest.mark.parametrize("content", ["", "{", "0"])
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("id.json", "delete it, and give --anew"),
+        ("*.registered.json", "delete it, and run the sink for its database again"),
+    ],
+)
+def test_damaged_file_of_the_sinks_is_named_and_made_again(tables, tmp_path, capsys, content, name, remedy):
+    command = ["--out", tables.output.storage.uri, "--to", str(tmp_path / "readings.duckdb")]
+    assert sink.main(command) == 0
+    (path,) = (tmp_path / "out" / "sinks").glob(name)
+    path.write_text(content)
+    assert sink.main(command) == 2
+    assert capsys.readouterr().err == f"sink: {path} is damaged: restore it from a copy; if there is none, {remedy}\n"
+    path.unlink()
+    assert sink.main([*command, "--anew"]) == 0
+    assert len(sink.registered(tables.output)) == 1
+
+
 def test_missing_database_file_is_named_and_not_created(tables, tmp_path):
     gone, there = tmp_path / "gone.duckdb", tmp_path / "there.duckdb"
     for to in (gone, there):

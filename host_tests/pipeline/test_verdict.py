@@ -68,6 +68,19 @@ def test_missing_file_of_the_tables_is_a_problem(local, landing, out, pattern):
     assert found.line.startswith(f"{verdict.LOST} 1 file of the tables is missing ({gone.relative_to(out)}"[:110])
 
 
+@pytest.mark.parametrize(
+    "name", ["000000001.json~", "notes.txt", "1.json", "000000009.json.tmp", "copy/000000009.json"]
+)
+def test_foreign_file_beside_the_commits_is_ignored(local, landing, out, name):
+    fill(landing)
+    landing.seal()
+    output = taken(local, landing, out)
+    (out / "commits" / name).parent.mkdir(exist_ok=True)
+    (out / "commits" / name).write_text("{")
+    assert output.numbers() == [1]
+    assert verdict.judge(output).line == verdict.WHOLE
+
+
 @pytest.mark.req("P4")
 @pytest.mark.parametrize("content", [b"", b"no Parquet"])
 def test_damaged_file_of_the_state_is_named(local, landing, out, capsys, content):

@@ -9,6 +9,7 @@ it yet, the batch is recognised by its commit.
 from __future__ import annotations
 
 import os
+import re
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -23,6 +24,7 @@ from . import schemas, source, summary
 from .storage import Storage
 
 FORMAT_FILE = "format.json"
+COMMIT_NAME = re.compile(r"([0-9]{9,})\.json")
 COMMITS = "commits"
 DELTA_LOG = "_delta_log"
 """The directory of a table's Delta log: see delta.py."""
@@ -168,7 +170,7 @@ class Output:
 
     def numbers(self) -> list[int]:
         """Return the numbers of all commit files, also of those that a compaction has replaced."""
-        return [int(name.removesuffix(".json")) for name in self.storage.list(COMMITS) if not name.startswith(".")]
+        return [int(match[1]) for match in map(COMMIT_NAME.fullmatch, self.storage.list(COMMITS)) if match]
 
     def commits(self) -> list[Commit]:
         """Return the valid commits: the last compaction and those after it."""

@@ -255,8 +255,9 @@ class Delta:
                 " from the landing"
             )
         log = self.output.storage.address(f"{DIRECTORIES[table]}/{DELTA_LOG}")
+        reason = str(error).partition("\n")[0]
         return DeltaError(
-            f"the Delta log {log} can't be updated: {error}. The tables themselves are complete. Delete that log, and the next"
+            f"the Delta log {log} can't be updated: {reason}. The tables themselves are complete. Delete that log, and the next"
             " run makes it again; or run with --no-delta"
         )
 

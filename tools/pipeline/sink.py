@@ -68,7 +68,7 @@ def identity(output: Output) -> str:
     """Return an output's random id, which distinguishes it from others, such as those of `remake`. Make it if needed."""
     if not output.storage.exists(IDENTITY):
         output.storage.write_json(IDENTITY, {"id": uuid.uuid4().hex})
-    return str(output.storage.read_json(IDENTITY)["id"])
+    return str(_read(output, IDENTITY, dict, "delete it, and give --anew")["id"])
 
 
 def bring(
@@ -171,7 +171,20 @@ def _entries(output: Output) -> list[tuple[str, dict[str, str]]]:
     """Return the file and the entry of each registered database."""
     storage = output.storage
     names = [f"{SINKS}/{name}" for name in storage.list(SINKS) if name.endswith(REGISTERED)]
-    return [(name, one) for name in names for one in storage.read_json(name)]
+    remedy = "delete it, and run the sink for its database again"
+    return [(name, one) for name in names for one in _read(output, name, list, remedy)]
+
+
+def _read(output: Output, name: str, kind: type, remedy: str) -> Any:
+    """Read a JSON file.
+
+    Raises:
+        SinkError: it is damaged.
+    """
+    with suppress(ValueError):
+        if isinstance(found := output.storage.read_json(name), kind):
+            return found
+    raise SinkError(f"{output.storage.uri}/{name} is damaged: restore it from a copy; if there is none, {remedy}")
 
 
 def forget(output: Output, devices: list[str]) -> dict[str, int]:
