@@ -126,11 +126,11 @@ def number(kind: type[Number], least: float, most: float = math.inf) -> Callable
     return read
 
 
-def given(text: str) -> str:
+def filled(given: str) -> str:
     """Return a text that is not empty: argparse's `type`."""
-    if not text.strip():
+    if not given.strip():
         raise argparse.ArgumentTypeError("it is empty")
-    return text
+    return given
 
 
 class Parser(argparse.ArgumentParser):

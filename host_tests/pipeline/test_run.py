@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from tools.command import Failure
-from tools.pipeline import compact, java, report, run, session
+from tools.pipeline import compact, java, remake, report, run, session
 from tools.pipeline.commits import Output
 from tools.pipeline.storage import Storage, StorageError
 
@@ -41,10 +41,10 @@ def test_wrong_argument_is_named(tmp_path, capsys, arguments, text):
 @pytest.mark.parametrize(
     ("arguments", "file", "text"),
     [
-        (["--buckets", "0"], "", "--buckets: it has to be a whole number, at least 1, not '0'"),
-        (["--follow", "0"], "", "--follow: it has to be a number, at least 0.1"),
+        (["--buckets", "0"], "", "--buckets: it has to be a whole number, from 1 to 9999, not '0'"),
+        (["--follow", "0"], "", "--follow: it has to be a number, from 0.1 to 1000000000"),
         (["--late-after", "nan"], "", "--late-after: it has to be a number"),
-        ([], "buckets = [8, 'x']", "--buckets: it has to be a whole number, at least 1, not 'x'"),
+        ([], "buckets = [8, 'x']", "--buckets: it has to be a whole number, from 1 to 9999, not 'x'"),
         ([], "buckets = 8.5", "--buckets: it has to be a whole number"),
         ([], "follow = true", "--follow: expected one argument"),
         ([], "as-of = 'never'", "--as-of: invalid choice: 'never'"),
@@ -103,6 +103,14 @@ def test_output_inside_the_landing_is_refused(tmp_path, out):
     with pytest.raises(Failure, match=r"is in the landing .*: give a folder outside of it"):
         run.arguments(["--landing", str(tmp_path / "landing"), "--out", str(tmp_path / out)])
     assert run.arguments(["--landing", str(tmp_path / "landing"), "--out", str(tmp_path / "landing-tables")])
+
+
+def test_tables_are_not_made_again_inside_the_landing(tmp_path, capsys):
+    landing, tables = str(tmp_path / "landing"), str(tmp_path / "landing" / "new")
+    assert remake.main(["--landing", landing, "--out", str(tmp_path / "out"), "--to", tables]) == 2
+    assert (
+        capsys.readouterr().err == f"remake: --to {tables} is in the landing {landing}: give a folder outside of it\n"
+    )
 
 
 def test_missing_java_is_reported_with_how_to_install_it(monkeypatch, tmp_path):

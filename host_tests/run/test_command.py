@@ -139,6 +139,13 @@ def test_expected_error_is_one_line_and_others_are_raised(capsys):
         *("journal dump image --sector-bytes 0", "proof.bench --output /dev"),
         *(f"collector --landing x {words}" for words in ("--port 99999", "--port 0", "--metrics-port 65536")),
         *("proof.run --cuts 99999999999999999999", "proof.run --link-cuts 10001", "pipeline.run --buckets 100000000"),
+        *("pipeline.compact --out x --keep-days 99999999999", "pipeline.compact --out x --keep-raw-days 100001"),
+        *(
+            "pipeline.run --follow 1e300",
+            "proof.fleet --landing x --devices 0",
+            "proof.fleet --landing x --interval nan",
+        ),
+        *("proof.fleet --landing x --messages -5", "proof.fleet --landing /dev/null"),
         *(f"{name} --unknown x" for name in ("deploy.package", "pipeline.java", "pipeline.archive")),
     ],
 )

@@ -20,7 +20,7 @@ from typing import Any
 from flashmqtt import errors
 from tools.collector.collector import LEAST_BUFFER_BYTES, Collector, CollectorError, Settings
 from tools.collector.health import Health
-from tools.command import Failure, explained, given, number, parser_of, serve_metrics
+from tools.command import Failure, explained, filled, number, parser_of, serve_metrics
 
 MB = 1 << 20
 
@@ -28,14 +28,14 @@ MB = 1 << 20
 def parser() -> argparse.ArgumentParser:
     """Return the command line. The options of numbers have the names of `Settings`."""
     made = parser_of("tools.collector", __doc__)
-    made.add_argument("--host", type=given, default="127.0.0.1", help="default: %(default)s")
+    made.add_argument("--host", type=filled, default="127.0.0.1", help="default: %(default)s")
     made.add_argument("--port", type=number(int, 1, 65535), help="default: 1883, or 8883 with --tls")
     made.add_argument("--topic", action="append", metavar="FILTER", help="may be repeated; default #: everything")
     made.add_argument(
         "--qos", type=int, choices=(0, 1, 2), default=2, help="maximum QoS of the subscriptions; default 2"
     )
     made.add_argument("--client-id", default="collector", help="name of the session at the broker, and of the segments")
-    made.add_argument("--landing", type=given, required=True, metavar="DIR", help="folder of the segments and logs")
+    made.add_argument("--landing", type=filled, required=True, metavar="DIR", help="folder of the segments and logs")
     made.add_argument("--level", type=int, choices=(4, 5), default=4, help="protocol: 4 is MQTT 3.1.1, 5 is MQTT 5")
     made.add_argument("--user", help="the user name for the broker")
     made.add_argument("--password-file", type=Path, help="default: the environment's FLASHMQTT_PASSWORD")
@@ -71,7 +71,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--metrics-port", type=number(int, 0, 65535), default=0, metavar="P", help="metrics for Prometheus; 0: none"
     )
-    made.add_argument("--metrics-address", default="127.0.0.1", metavar="A")
+    made.add_argument("--metrics-address", type=filled, default="127.0.0.1", metavar="A")
     made.add_argument(
         "--salvage", action="store_true", help="seal the readable part of a damaged log, and keep the log"
     )

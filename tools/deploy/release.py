@@ -135,7 +135,7 @@ def release(target: Path, say=print) -> None:
             say(f"release: {path.name}")
 
 
-@named("release", status=1)
+@named("release")
 def main(argv: list[str] | None = None) -> int:
     """Run the command; return the exit status."""
     parser = parser_of("tools.deploy.release", __doc__)
@@ -146,7 +146,11 @@ def main(argv: list[str] | None = None) -> int:
         help="the folder (default: dist); an earlier release in it is deleted",
     )
     arguments = parser.parse_args(argv)
-    release(arguments.into)
+    try:
+        release(arguments.into)
+    except DeployFailed as error:
+        print(f"release: {error}", file=sys.stderr)
+        return 1
     return 0
 
 

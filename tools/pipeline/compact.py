@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from tools import command
 from tools.command import ended, named
 from tools.landing import segments
 
@@ -156,14 +155,11 @@ def main(argv: list[str] | None = None) -> int:
     from . import session
 
     parser = options.parser("compact", __doc__, spark=True)
-    days = command.number(int, 1)
-    parser.add_argument("--keep-days", type=days, metavar="N", help="delete readings that arrived more than N days ago")
+    options.days(parser, "--keep-days", "delete readings that arrived more than N days ago")
     parser.add_argument(
         "--retire", metavar="LANDING", help="also delete the segments of this landing that are in the tables"
     )
-    parser.add_argument(
-        "--keep-raw-days", type=days, metavar="N", help="with --retire: keep what was sealed in the last N days"
-    )
+    options.days(parser, "--keep-raw-days", "with --retire: keep what was sealed in the last N days")
     parser.add_argument("--dry-run", action="store_true", help="only show what would be done")
     given = parser.parse_args(argv)
     now = datetime.datetime.now(datetime.UTC)

@@ -171,7 +171,9 @@ def main(argv: list[str] | None = None) -> int:
     parser = options.parser("dashboard", __doc__)
     port = command.number(int, 0, 65_535)
     parser.add_argument("--port", type=port, default=PORT, help="the port to listen on (default: %(default)s)")
-    parser.add_argument("--address", default="127.0.0.1", help="the address to listen on (default: only this machine)")
+    parser.add_argument(
+        "--address", type=command.filled, default="127.0.0.1", help="to listen on (default: only this machine)"
+    )
     options.seconds(parser, "--every", 0.1, "the time between two searches for commits", 5.0)
     verdict.add_options(parser)
     given = parser.parse_args(argv)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
-from tools.command import number, parser_of
+from tools.command import Failure, number, parser_of
+
+MOST_S, MOST_DAYS = 10**9, 100_000
 
 
 def parser(command: str, description: str | None, spark: bool = False) -> argparse.ArgumentParser:
@@ -18,4 +21,20 @@ def parser(command: str, description: str | None, spark: bool = False) -> argpar
 
 def seconds(made: argparse.ArgumentParser, name: str, least: float, help: str, default: float | None = None) -> None:
     """Add an option for a number of seconds."""
-    made.add_argument(name, type=number(float, least), default=default, metavar="SECONDS", help=help)
+    made.add_argument(name, type=number(float, least, MOST_S), default=default, metavar="SECONDS", help=help)
+
+
+def days(made: argparse.ArgumentParser, name: str, help: str) -> None:
+    """Add an option for a number of days."""
+    made.add_argument(name, type=number(int, 1, MOST_DAYS), metavar="N", help=help)
+
+
+def check_outside(name: str, out: str, landing: str) -> None:
+    """Check that new tables are not in the landing.
+
+    Raises:
+        Failure: they are.
+    """
+    is_local = "://" not in landing + out
+    if is_local and Path(out).resolve().is_relative_to(Path(landing).resolve()):
+        raise Failure(f"{name} {out} is in the landing {landing}: give a folder outside of it")

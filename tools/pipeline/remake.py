@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 
-from tools.command import Failure, ended, named, number
+from tools.command import Failure, ended, filled, named, number
 from tools.landing import segments
 
 from . import mapping, options, source, verdict
@@ -61,7 +61,7 @@ def main(argv: list[str] | None = None) -> int:
 
     parser = options.parser("remake", __doc__, spark=True)
     parser.add_argument("--landing", required=True, help="the raw data")
-    parser.add_argument("--to", required=True, help="the folder for the new tables")
+    parser.add_argument("--to", type=filled, required=True, help="the folder for the new tables")
     parser.add_argument(
         "--buckets",
         type=number(int, 1, segments.MOST_BUCKETS),
@@ -73,6 +73,7 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--partly", action="store_true", help="make the tables although segments are missing")
     given = parser.parse_args(argv)
+    options.check_outside("--to", given.to, given.landing)
     rules = mapping.read(given.mapping) if given.mapping else mapping.Mapping()
     old, new, landing = Output(given.out), Output(given.to), Storage(given.landing)
     buckets = given.buckets or old.check_format()

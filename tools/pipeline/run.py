@@ -12,7 +12,7 @@ import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tools.command import Failure, ended, explained, named, number, serve_metrics
+from tools.command import Failure, ended, explained, filled, named, number, serve_metrics
 from tools.landing import segments
 
 from . import mapping, options, verdict
@@ -60,7 +60,7 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--metrics-port", type=number(int, 0, 65_535), default=0, help="a port for Prometheus metrics; 0: none"
     )
-    parser.add_argument("--metrics-address", default="127.0.0.1", metavar="A")
+    parser.add_argument("--metrics-address", type=filled, default="127.0.0.1", metavar="A")
     parser.add_argument("--no-report", action="store_true", help="do not write the HTML page")
     given = parser.parse_args(argv)
     if given.config:
@@ -69,9 +69,7 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     for name in ("landing", "out"):
         if not getattr(given, name):
             raise Failure(f"--{name} is missing: give it, or put it into the file of --config")
-    is_local = "://" not in given.landing + given.out
-    if is_local and Path(given.out).resolve().is_relative_to(Path(given.landing).resolve()):
-        raise Failure(f"--out {given.out} is in the landing {given.landing}: give a folder outside of it")
+    options.check_outside("--out", given.out, given.landing)
     if not all("=" in one for one in given.conf):
         raise Failure("--conf takes KEY=VALUE")
     return given

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tools.command import parser_of
+from tools.command import ended, folder, named, number, parser_of
 from tools.landing import parquet, segments
 
 BEGIN_US = 1_790_000_000_000_000  # in September 2026
@@ -190,18 +190,21 @@ def write(
     return total
 
 
-def main() -> int:
+@named("fleet")
+def main(argv: list[str] | None = None) -> int:
     """Write a landing."""
     parser = parser_of("tools.proof.fleet", __doc__)
-    parser.add_argument("--landing", type=Path, required=True)
-    parser.add_argument("--devices", type=int, default=1000)
-    parser.add_argument("--messages", type=int, default=500_000)
-    parser.add_argument("--interval", type=float, default=1.0, metavar="SECONDS", help="between a device's messages")
-    options = parser.parse_args()
+    parser.add_argument("--landing", type=folder, required=True)
+    parser.add_argument("--devices", type=number(int, 1, 10_000_000), default=1000)
+    parser.add_argument("--messages", type=number(int, 1, 10**9), default=500_000)
+    parser.add_argument(
+        "--interval", type=number(float, 0.001, 1e6), default=1.0, metavar="SECONDS", help="between a device's messages"
+    )
+    options = parser.parse_args(argv)
     fleet = Fleet(options.devices, round(1000 * options.interval))
     print(f"{write(fleet, options.landing, options.messages):,} rows in {options.landing}")
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(ended(main, stopped="stopped"))
