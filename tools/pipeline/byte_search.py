@@ -55,9 +55,10 @@ def _is_whole(storage: Storage, name: str, names: Names) -> bool:
         with storage.parquet(name) as source:
             length = pq.read_metadata(source).serialized_size
             source.seek(source.size() - length - 8)
-            return not names.occur(source.read(length))
+            footer = source.read(length)
     except StorageError:
         return False
+    return not names.occur(footer)
 
 
 def in_stream(stream: Any, names: Names) -> bool:
@@ -74,19 +75,23 @@ def in_stream(stream: Any, names: Names) -> bool:
 def in_parquet(storage: Storage, name: str, names: Names) -> bool:
     """Return whether a value of a Parquet file contains a device's name. A damaged file is searched only as bytes."""
     try:
-        with storage.parquet(name) as source:
-            schema = pq.ParquetFile(source).schema
-            columns = map(schema.column, range(len(schema)))
-            texts = [column.path for column in columns if column.physical_type == "BYTE_ARRAY"]
-            file = pq.ParquetFile(source, read_dictionary=texts)
-            for group in range(file.num_row_groups if texts else 0):
-                table = file.read_row_group(group, columns=texts, use_threads=False)
-                for field, column in zip(table.schema, table.columns, strict=True):
-                    if any(_named(field.name, values, names) for chunk in column.chunks for values in _texts(chunk)):
-                        return True
+        return any(_named(column, values, names) for column, values in _values(storage, name))
     except StorageError:
-        pass
-    return False
+        return False
+
+
+def _values(storage: Storage, name: str) -> Iterator[tuple[str, pa.Array]]:
+    """Yield the texts of a Parquet file, with the names of their columns."""
+    with storage.parquet(name) as source:
+        schema = pq.ParquetFile(source).schema
+        columns = map(schema.column, range(len(schema)))
+        texts = [column.path for column in columns if column.physical_type == "BYTE_ARRAY"]
+        file = pq.ParquetFile(source, read_dictionary=texts)
+        for group in range(file.num_row_groups if texts else 0):
+            table = file.read_row_group(group, columns=texts, use_threads=False)
+            for field, column in zip(table.schema, table.columns, strict=True):
+                for chunk in column.chunks:
+                    yield from ((field.name, values) for values in _texts(chunk))
 
 
 def _texts(array: pa.Array) -> Iterator[pa.Array]:
