@@ -149,7 +149,9 @@ class Storage:
             with self.fs.open_input_file(self.path(name)) as file:
                 yield file
         except (OSError, ValueError, KeyError, TypeError, pa.ArrowException) as error:
-            if isinstance(error, OSError) and error.errno is not None:
+            if isinstance(error, OSError) and (
+                error.errno is not None or not self.local
+            ):  # of the system, or of the network
                 raise
             raise StorageError(
                 f"{self.path(name)} is damaged: restore it from a copy. Tables without a copy can be made again from the landing,"
