@@ -116,9 +116,10 @@ def number(kind: type[Number], least: float, most: float = math.inf) -> Callable
     def read(text: str) -> Number:
         try:
             value = kind(text)
-        except ValueError:
-            value = None
-        if value is None or not math.isfinite(value) or not least <= value <= most:
+            is_right = math.isfinite(value) and least <= value <= most
+        except (ValueError, OverflowError):  # the second one: an integer of more than 300 digits
+            is_right = False
+        if not is_right:
             what = "a whole number" if kind is int else "a number"
             raise argparse.ArgumentTypeError(f"it has to be {what}, {bounds}, not {text!r}")
         return value
@@ -138,8 +139,9 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Print the message; exit with status 2."""
-        if "MAKELEVEL" in os.environ:
-            lines = (Path(__file__).resolve().parent.parent / "Makefile").read_text().splitlines()
+        makefile = Path(__file__).resolve().parent.parent / "Makefile"
+        if "MAKELEVEL" in os.environ and makefile.exists():
+            lines = makefile.read_text().splitlines()
             recipe = next((line for line in lines if f"-m {self.prog.removeprefix('python -m ')} " in line), "")
             flag = re.match(r"argument .*?(--[a-z-]+): ", message)
             variables = dict(re.findall(r"(--[a-z-]+)[ =][^A-Z-]*([A-Z_]+)", recipe))

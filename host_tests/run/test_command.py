@@ -25,6 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
     [
         *((int, 1, 10, "1", 1), (int, 1, 10, "10", 10), (float, 0.01, 60, "0.5", 0.5), (int, 0, 5, "0", 0)),
         *((int, 1, 10, wrong, None) for wrong in ("0", "11", "x", "", "1.5")),
+        *((int, 1, float("inf"), digits * "9", None) for digits in (400, 5000)),
         *((float, 0.01, float("inf"), wrong, None) for wrong in ("nan", "inf", "-inf", "0", "x")),
     ],
 )

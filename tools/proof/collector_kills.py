@@ -10,7 +10,6 @@ to do; here kills also come while it starts, under thousands of messages a secon
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import random
 import sys
@@ -143,8 +142,13 @@ async def kill_collector(directory: Path, kills: int, seed: int) -> Outcome:
     return outcome
 
 
-def run(arguments: argparse.Namespace) -> int:
+@named("collector-kills")
+def main(argv: list[str] | None = None) -> int:
     """Run it; return 0 if no message is missing or there twice."""
+    parser = parser_of("tools.proof.collector_kills", __doc__)
+    parser.add_argument("--kills", type=number(int, 1), default=100)
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 30))
+    arguments = parser.parse_args(argv)
     # After Ctrl-C, a sealer whose collector was killed may still write a segment.
     with tempfile.TemporaryDirectory(prefix="collector-kills-", ignore_cleanup_errors=True) as scratch:
         outcome = asyncio.run(kill_collector(Path(scratch), arguments.kills, arguments.seed))
@@ -157,15 +161,6 @@ def run(arguments: argparse.Namespace) -> int:
     verdict = "holds" if outcome.holds else "BROKEN"
     print(f"{outcome.kills} kills, {outcome.segments} segments, seed {arguments.seed}: {verdict}")
     return 0 if outcome.holds else 1
-
-
-@named("collector-kills")
-def main(argv: list[str] | None = None) -> int:
-    """Read the command line and run; return the exit status."""
-    parser = parser_of("tools.proof.collector_kills", __doc__)
-    parser.add_argument("--kills", type=number(int, 1), default=100)
-    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 30))
-    return run(parser.parse_args(argv))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ moment of the run's progress or time.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import re
 import statistics
@@ -125,8 +124,17 @@ def figures(stats: WakeStats) -> dict[str, float]:
     }
 
 
-def run(arguments: argparse.Namespace) -> int:
+@named("wakes")
+def main(argv: list[str] | None = None) -> int:
     """Run it; return 0 if no message is missing or came more than once at QoS 2."""
+    parser = parser_of("tools.proof.wakes", __doc__)
+    # In the last two there is a network: they give the figures of the wire in any case.
+    parser.add_argument("--wakes", type=number(int, 2), default=500)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument(
+        "--cuts", type=number(float, 0, 1), default=0.0, help="share of the wakes in which the power is cut"
+    )
+    arguments = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as scratch:
         stats = asyncio.run(sleep_and_wake(arguments.wakes, Path(scratch), arguments.seed, arguments.cuts))
     print(
@@ -136,19 +144,6 @@ def run(arguments: argparse.Namespace) -> int:
     )
     print("a wake: " + ", ".join(f"{name} {value:.2f}" for name, value in figures(stats).items()))
     return 1 if stats.missing or stats.repeated else 0
-
-
-@named("wakes")
-def main(argv: list[str] | None = None) -> int:
-    """Read the command line and run; return the exit status."""
-    parser = parser_of("tools.proof.wakes", __doc__)
-    # In the last two there is a network: they give the figures of the wire in any case.
-    parser.add_argument("--wakes", type=number(int, 2), default=500)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument(
-        "--cuts", type=number(float, 0, 1), default=0.0, help="share of the wakes in which the power is cut"
-    )
-    return run(parser.parse_args(argv))
 
 
 if __name__ == "__main__":

@@ -55,8 +55,10 @@ def show(case: Case, verdict: Verdict, seen: Observed) -> None:
     print(f"    ours: {verdict.ours or 'nothing'}; the broker's: {verdict.theirs or 'nothing'}")
 
 
-def run(arguments: argparse.Namespace) -> int:
+@named("brokers")
+def main(argv: list[str] | None = None) -> int:
     """Run the cases; return the exit status."""
+    arguments = parse(argv)
     results = page.Results()
     # asyncio warns of a board whose power was cut: it reads nothing any more.
     logging.getLogger("asyncio").setLevel(logging.ERROR)
@@ -118,12 +120,6 @@ def _run_kind(
         except BrokerFailed as failed:
             results.not_run.append(f"{name} {results.versions[name]}: {failed}")
             results.failing.append(f"{name} does not start")
-
-
-@named("brokers")
-def main(argv: list[str] | None = None) -> int:
-    """Read the command line and run; return the exit status."""
-    return run(parse(argv))
 
 
 if __name__ == "__main__":

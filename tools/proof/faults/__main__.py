@@ -111,8 +111,10 @@ def run_chosen(cases: list[Any], workers: int, tally: Tally) -> None:
             asyncio.run(run_cases(chosen, min(workers, len(chosen)), report))
 
 
-def run(arguments: argparse.Namespace) -> int:
+@named("faults")
+def main(argv: list[str] | None = None) -> int:
     """Run suites or cases; return the exit status."""
+    arguments = parse(argv)
     tally = Tally()
     if arguments.cases:
         run_chosen(arguments.cases, arguments.workers, tally)
@@ -136,12 +138,6 @@ def run(arguments: argparse.Namespace) -> int:
     told = ", ".join(f"{count} {what.replace('_', ' ')}" for what, count in tally.counts.items())
     print(f"{told}; {seconds:.0f} s")
     return tally.status()
-
-
-@named("faults")
-def main(argv: list[str] | None = None) -> int:
-    """Read the command line and run; return the exit status."""
-    return run(parse(argv))
 
 
 if __name__ == "__main__":

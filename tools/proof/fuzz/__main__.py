@@ -117,8 +117,10 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def run(arguments: argparse.Namespace) -> int:
+@named("fuzz")
+def main(argv: list[str] | None = None) -> int:
     """Run the kinds of cases one after another; return the exit status."""
+    arguments = parse(argv)
     count = arguments.cases
     try:
         if arguments.replay is not None:
@@ -132,12 +134,6 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"FOUND        {finding}")
         return 1
     return 0 if properties(max(200, count // 250)) and guided(arguments.seconds) else 1
-
-
-@named("fuzz")
-def main(argv: list[str] | None = None) -> int:
-    """Read the command line and run; return the exit status."""
-    return run(parse(argv))
 
 
 if __name__ == "__main__":

@@ -103,8 +103,10 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def run(arguments: argparse.Namespace) -> int:
+@named("run")
+def main(argv: list[str] | None = None) -> int:
     """Run the chain, the pipeline and the audit; return the exit status."""
+    arguments = parse(argv)
     directory = arguments.output
     directory.mkdir(parents=True, exist_ok=True)
     java.find_java()
@@ -117,12 +119,6 @@ def run(arguments: argparse.Namespace) -> int:
         flush=True,
     )
     return status
-
-
-@named("run")
-def main(argv: list[str] | None = None) -> int:
-    """Read the command line and run; return the exit status."""
-    return run(parse(argv))
 
 
 if __name__ == "__main__":
