@@ -21,7 +21,7 @@ from tools.command import Failure
 from tools.landing.lock import take_lock
 
 from . import schemas, source, summary
-from .storage import Storage
+from .storage import LEAST_BYTES, Storage
 
 FORMAT_FILE = "format.json"
 COMMIT_NAME = re.compile(r"([0-9]{9,})\.json")
@@ -292,7 +292,7 @@ class Output:
         return [name for commit in self.commits() for name in commit.files.get(table, [])]
 
     def missing_files(self) -> list[str]:
-        """Return the files that valid commits name and that are not there, and the commits that are not there themselves.
+        """Return the files that valid commits name and that are not there, or are empty; and the commits that are not there.
 
         Raises:
             FileNotFoundError: another process has committed meanwhile: try again.
@@ -304,7 +304,7 @@ class Output:
         missing = [name_of(batch) for batch in range(first, max(numbers, default=0)) if batch not in numbers]
         wanted = set().union(*(commit.named for commit in commits), commits[-1].named_states if commits else ())
         tops = sorted({name.split("/", 1)[0] for name in wanted})
-        there = {f"{top}/{name}" for top in tops for name in self.storage.list(top, recursive=True)}
+        there = {f"{top}/{name}" for top in tops for name in self.storage.list(top, True, LEAST_BYTES)}
         missing += sorted(wanted - there)
         if missing and self.numbers() != before:
             raise FileNotFoundError(missing[0])
