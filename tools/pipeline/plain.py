@@ -163,7 +163,8 @@ class Plain:
         copy = np.array([one is not None for one in cause], dtype=bool)[np.cumsum(first) - 1]
         new = items.filter(pa.array(~copy))
         if new.num_rows:
-            state.plain_written.append(places(rows.take(pa.array(row[first & ~copy]))))
+            origin = rows.select([one.name for one in schemas.ORIGIN])
+            state.plain_written.append(places(origin.take(pa.array(row[first & ~copy]))))
             columns = {name: new[name].combine_chunks() for name in ITEMS.names[2:]}
             yield "plain", _filled(rows, new, columns, schemas.READINGS)
         if copy.any():
