@@ -21,6 +21,7 @@ from tools.pipeline.storage import Storage, StorageError
         (["--landing", "nowhere", "--out", "{tmp}/o"], "no such landing directory"),
         (["--landing", "{tmp}", "--out", "ftp://x/y"], "Use a path, file://, s3a:// or hdfs://"),
         (["--landing", "{tmp}/l", "--out", "{tmp}/o", "--conf", "x"], "--conf takes KEY=VALUE"),
+        (["--landing", "{tmp}/l", "--out", "{tmp}/o", "--conf", "=x"], "--conf takes KEY=VALUE"),
         (["--landing", "{tmp}/l", "--out", "{tmp}/o", "--expected", "{tmp}/none.json"], "none.json"),
         (["--config", "{tmp}/none.toml"], "none.toml"),
         (["--config", "{tmp}/bad.toml"], "bad.toml"),

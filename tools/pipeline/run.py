@@ -70,7 +70,7 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
         if not getattr(given, name):
             raise Failure(f"--{name} is missing: give it, or put it into the file of --config")
     options.check_outside("--out", given.out, given.landing)
-    if not all("=" in one for one in given.conf):
+    if not all(one.find("=") > 0 for one in given.conf):
         raise Failure("--conf takes KEY=VALUE")
     return given
 
