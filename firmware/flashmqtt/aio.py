@@ -434,7 +434,7 @@ class Client:
             message = waiting.next(ticks_ms(), _UNCLAIMED) if waiting and self.on_message is None else None
             if not message:
                 await self._progress.wait()
-            elif message.repeated and message.touched and not message.failures:
+            elif message.repeated and message.touched:
                 waiting.finish(message)  # not lost
             elif waiting.begin(message):
                 try:

@@ -146,6 +146,34 @@ def test_message_that_one_task_waits_for_is_not_returned_to_another_one_as_well(
 
 
 @pytest.mark.req("Q3", "R4")
+@pytest.mark.parametrize("qos", [1, 2])
+def test_message_that_comes_once_more_is_not_acknowledged_if_its_task_is_cancelled(qos):
+    async def case(broker):
+        async with client(broker) as mqtt:
+            await mqtt.subscribe("a", 2)
+            broker.give(publish(b"a", b"1", qos, 1), *[pubrel(1)] * (qos - 1))
+            lost = asyncio.create_task(mqtt.__anext__())  # its result is never read
+            await until(lost.done)
+            seen = []
+
+            async def work():
+                async for message in mqtt:
+                    seen.append(message.payload)
+                    await asyncio.sleep(PATIENCE_S)
+
+            task = asyncio.create_task(work())
+            await until(lambda: seen)
+            task.cancel()
+            await until(task.done)
+            again = asyncio.create_task(mqtt.__anext__())
+            await until(lambda: again.done() or acknowledged(broker))
+            assert acknowledged(broker) == [] and seen == [b"1"]
+            assert (await again).payload == b"1"
+
+    run(case)
+
+
+@pytest.mark.req("Q3", "R4")
 def test_message_whose_loop_raised_is_delivered_again():
     async def case(broker):
         async with client(broker) as mqtt:

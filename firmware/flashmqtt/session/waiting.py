@@ -440,6 +440,8 @@ class WaitingQueue:
         """Let a message that was handed over wait again; due_ms: when it may be handed over, 0: now."""
         entry.state = WAITING
         entry.due_ms = due_ms
+        if entry.touched:  # (a store may need memory for a new attribute)
+            entry.touched = False
         self._look = True
 
     def refuse(self, entry: "Any", now_ms: int, counts: "Any", finished: int = 0) -> "Any":
