@@ -491,6 +491,41 @@ def test_changed_protocol_level_is_used_after_the_stored_messages_are_delivered(
     broker.close()
 
 
+class RefusingAtLevel5(AnyLevel):
+    """Refuses every message at level 5, while `refuses`."""
+
+    refuses = True
+
+    def take(self, one):
+        if one[0] >> 4 == 3 and one[0] & 6 and self.level == 5 and self.refuses:
+            self.packets.append(one)
+            at = 2 if one[1] < 128 else 3
+            at += 2 + (one[at] << 8 | one[at + 1])
+            self.give(packet(0x40 if one[0] & 2 else 0x50, one[at : at + 2], b"\x87"))
+        else:
+            super().take(one)
+
+
+@pytest.mark.req("S1", "B4", "R5")
+def test_board_that_leaves_level_5_does_not_restart_while_the_broker_refuses_its_reports():
+    broker = RefusingAtLevel5()
+    board = restarting(Board(broker))
+    settings = {"broker": "127.0.0.1", "port": broker.port, "interval_ms": 1000, "health_s": 0, "watchdog_s": 8}
+    settings["level"] = 5
+    settings["status_ms"] = 50
+    state = Facts()
+    Application(board, check(settings), state).publish("readings", 1, [{"n": "load", "v": 1}])
+    settings["level"] = 4
+    application, _ = printed(lambda: Application(board, check(settings), state))
+    printed(lambda: turns(application, lambda: application.outcomes and application.outcomes.counts["refused"] > 4))
+    broker.refuses = False
+    with pytest.raises(Restarted):
+        printed(lambda: turns(application, lambda: False))
+    application, lines = printed(lambda: Application(board, check(settings), state))
+    assert lines == [] and application.journal.waiting == 0
+    broker.close()
+
+
 @pytest.mark.req("B4")
 def test_flush_publishes_the_health_message_although_health_s_is_0():
     application, broker = _with([Odd("a", 3)], health_s=0, watchdog_s=8)
