@@ -461,6 +461,13 @@ def test_message_that_no_conforming_server_sends_is_acknowledged_before_the_conn
         assert len(broker.messages) == 1
 
 
+@pytest.mark.req("W13", "R4")
+def test_length_of_five_bytes_acknowledges_no_message():
+    broker = connected()
+    octets = b"\x32\xff\xff\xff\xff\x00\x01a\x00\x07x"  # without a valid length, nothing says where the packet id is
+    assert refused_by(broker, octets) == [packet(0xE0, b"\x81")]
+
+
 @pytest.mark.req("W12")
 def test_local_error_ends_the_connection_without_disconnect_packet():
     class Failed(ValueError):

@@ -37,7 +37,7 @@ def acknowledge(decoder: "Any", output: "Any") -> bool:
             break
     end = min(at + 1 + n, decoder.end)
     at += 3
-    if at > end:
+    if at > end or buf[at - 3] > 127:  # a length of five bytes
         return False
     at += buf[at - 2] << 8 | buf[at - 1]
     packet_id = buf[at] << 8 | buf[at + 1] if at + 2 <= end else 0
