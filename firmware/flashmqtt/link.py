@@ -157,8 +157,7 @@ class Link:
         connection = self.connection
         if self._unproved and self._session.proved:
             self._prove()
-        if self._state == _UP:
-            connection.put_error_disconnect(error)
+        up = self._state == _UP
         state = connection.state
         backoff = self.backoff
         # An attempt without a socket (no network, no such name) puts no load on a broker. Before the first connection, a person
@@ -168,9 +167,12 @@ class Link:
             while backoff.step and backoff.limit_ms() > _NEAR_MS:
                 backoff.step -= 1
         delay = backoff.next_delay_ms(ticks_diff(now_ms, self._opened_ms) if state >= OPEN else 0)
-        self._retry_at(ticks_add(now_ms, delay))  # first: if the store raises below, the next step still reconnects
+        # First: if the store, or a module without memory, raises below, the next step still reconnects.
+        self._retry_at(ticks_add(now_ms, delay))
         try:
-            if state == CLOSING:
+            if up:
+                connection.put_error_disconnect(error)
+            if connection.state == CLOSING:
                 self.write(now_ms)
         except (OSError, ConnectionLost):
             pass

@@ -3,6 +3,7 @@
 import pytest
 
 from flashmqtt.backoff import Backoff
+from flashmqtt.codec import malformed
 from flashmqtt.errors import MalformedPacket
 from loopback import Loopback, poll_until
 from lossy import Random
@@ -79,6 +80,31 @@ def test_message_with_an_invalid_topic_ends_one_connection_and_stops_no_other_me
         poll_until(mqtt, lambda: errors and "b" in seen)  # noqa: B023
         assert broker.connects == 2 and isinstance(errors[0], MalformedPacket)
         mqtt.disconnect()
+
+
+@pytest.mark.req("W13", "R4")
+def test_client_reconnects_although_there_was_no_memory_to_acknowledge_an_invalid_message():
+    broker = Lenient((1, publish(b"#", b"x", 1, 1)), (2, publish(b"b", b"x", 1, 2)))
+    mqtt = client(broker)
+    seen = []
+    mqtt.on_message = lambda message: seen.append(message.topic)
+    original = malformed.acknowledge
+
+    def failing(*arguments):
+        malformed.acknowledge = original
+        raise MemoryError
+
+    malformed.acknowledge = failing
+    try:
+        with pytest.raises(MemoryError):
+            mqtt.connect()
+            poll_until(mqtt, lambda: seen)
+    finally:
+        malformed.acknowledge = original
+    assert not mqtt.connected and broker.connects == 1
+    poll_until(mqtt, lambda: "b" in seen)
+    assert broker.connects == 3
+    mqtt.disconnect()
 
 
 @pytest.mark.req("Q3", "R4")
