@@ -740,6 +740,18 @@ def test_name_inside_a_reading_of_a_kept_device_is_not_masked():
 
 
 @pytest.mark.req("P7")
+def test_file_that_needs_too_much_memory_is_not_taken_for_a_damaged_one_without_the_name(tmp_path, monkeypatch):
+    pq.write_table(pa.table({"a": ["pump"]}), tmp_path / "own.parquet", compression="zstd")
+
+    def failing(*_, **__):
+        raise pa.ArrowMemoryError("malloc of size 33554432 failed")
+
+    monkeypatch.setattr(pq.ParquetFile, "read_row_group", failing)
+    with pytest.raises(MemoryError):
+        byte_search.in_parquet(Storage(str(tmp_path)), "own.parquet", Names(["pump"], ["cellar"]))
+
+
+@pytest.mark.req("P7")
 def test_part_of_a_kept_text_in_a_compressed_page_is_not_a_name(tmp_path, monkeypatch):
     storage, names = Storage(str(tmp_path)), Names(["pump"], ["cellar"], texts={"pump-speed"})
     pq.write_table(pa.table({"a": ["pump-speed"]}), tmp_path / "kept.parquet")

@@ -152,9 +152,8 @@ class Storage:
             with self.fs.open_input_file(self.path(name)) as file:
                 yield file
         except (OSError, ValueError, KeyError, TypeError, pa.ArrowException) as error:
-            if isinstance(error, OSError) and (
-                error.errno is not None or not self.local
-            ):  # of the system, or of the network
+            of_system = isinstance(error, OSError) and (error.errno is not None or not self.local)  # or of the network
+            if of_system or isinstance(error, MemoryError):  # (Arrow's is also an ArrowException)
                 raise
             raise StorageError(
                 f"{self.path(name)} is damaged: restore it from a copy. Tables without a copy can be made again from the landing,"
