@@ -161,14 +161,13 @@ class Link:
         state = connection.state
         backoff = self.backoff
         # An attempt without a socket (no network, no such name) puts no load on a broker. Before the first connection, a person
-        # may be waiting for the result.
+        # may wait for the result.
         near = self._state == _DOWN and error.args[:1] != (_REFUSED,)
         if near or not (self.connects or self._is_known()):
             while backoff.step and backoff.limit_ms() > _NEAR_MS:
                 backoff.step -= 1
         delay = backoff.next_delay_ms(ticks_diff(now_ms, self._opened_ms) if state >= OPEN else 0)
-        # First: if the store, or a module without memory, raises below, the next step still reconnects.
-        self._retry_at(ticks_add(now_ms, delay))
+        self._retry_at(ticks_add(now_ms, delay))  # first: store or memory may fail below
         try:
             if up:
                 connection.put_error_disconnect(error)
