@@ -167,7 +167,7 @@ class Link:
             while backoff.step and backoff.limit_ms() > _NEAR_MS:
                 backoff.step -= 1
         delay = backoff.next_delay_ms(ticks_diff(now_ms, self._opened_ms) if state >= OPEN else 0)
-        self._retry_at(ticks_add(now_ms, delay))  # first: store or memory may fail below
+        self._retry_at(ticks_add(now_ms, delay))  # first: memory or store may fail
         try:
             if up:
                 connection.put_error_disconnect(error)
