@@ -10,6 +10,7 @@ from flashmqtt.compat import const
 from .senml import is_name
 
 _LEVEL_5 = const(5)
+_BLANK = const(0xFF)  # no session has noted its level
 _BUFFER_BYTES = const(640)  # longer messages are sent in pieces; no valid command is longer
 
 
@@ -56,7 +57,8 @@ def client_of(application, attempts):
     level = config["level"]
     # The level of the stored messages, which can't be sent at another one (3 and 4 count as one).
     noted = application.journal.note[0]
-    application._old_level = application.journal.waiting and (noted == _LEVEL_5) != (level == _LEVEL_5)
+    differs = (noted == _LEVEL_5) != (level == _LEVEL_5) and noted != _BLANK
+    application._old_level = differs and application.journal.waiting
     if application._old_level:  # deliver them, then restart
         print("configuration: level %d is used after the stored messages of level %d" % (level, noted))
         level = noted

@@ -12,6 +12,7 @@ from app.health import records
 from flashmqtt.compat import ticks_diff, ticks_ms
 from flashmqtt.errors import StoreWorn
 from flashmqtt.flash.block import BlockRegion
+from flashmqtt.journal.journal import Journal
 from loopback import Loopback
 from tools.flashsim.nor import NorFlash
 from wire import packet, puback, publish, pubrec
@@ -488,6 +489,17 @@ def test_changed_protocol_level_is_used_after_the_stored_messages_are_delivered(
     turns(application, lambda: application.client.connected and not application.client.pending)
     assert broker.of(1)[-1][8] == after
     application.client.link.stop()
+    broker.close()
+
+
+@pytest.mark.req("B4", "W10")
+def test_application_at_level_5_starts_with_a_journal_that_names_no_level():
+    broker = Loopback()
+    board = Board(broker)
+    Journal(board.journal_region(SECTORS, None)).append(publish(b"a", b"x", 1, 1), 8)
+    settings = {"broker": "127.0.0.1", "port": broker.port, "level": 5, "watchdog_s": 8}
+    application, lines = printed(lambda: Application(board, check(settings), Facts()))
+    assert lines == [] and application.journal.waiting == 1
     broker.close()
 
 
