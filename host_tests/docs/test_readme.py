@@ -298,7 +298,16 @@ def test_make_passes_any_value_as_one_word_and_an_empty_variable_as_its_default(
     show.write_text("import json, sys\nprint(json.dumps(sys.argv[1:]))\n")
 
     def recipe(*words):
-        command = ["make", "-o", "setup", f"PY={sys.executable} {show}", *words]
+        command = [
+            "env",
+            "-i",
+            f"PATH={os.environ['PATH']}",
+            "make",
+            "-o",
+            "setup",
+            f"PY={sys.executable} {show}",
+            *words,
+        ]
         ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
         return json.loads(ran.stdout)
 

@@ -185,7 +185,7 @@ def test_wrong_argument_is_named(line, capsys):
     ],
 )
 def test_wrong_variable_of_make_is_named_in_one_line(words, text):
-    command = ["make", "-o", "setup", f"PY={sys.executable}", *words]
+    command = ["env", "-i", f"PATH={os.environ['PATH']}", "make", "-o", "setup", f"PY={sys.executable}", *words]
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     told, ended = ran.stderr.splitlines()
     assert told.startswith("python -m tools.") and told.endswith(text)
