@@ -135,42 +135,34 @@ def test_wrong_packet_id_in_answers_blocks_no_other_message():
     broker.close()
 
 
-@pytest.mark.req("R3", "W12")
-@pytest.mark.parametrize("qos", [1, 2])
-def test_invalid_reason_code_for_a_message_blocks_no_other_message(qos):
-    def refusal(broker):  # "message rate too high": only a DISCONNECT may have it
-        broker.give(packet(0x40 if qos == 1 else 0x50, broker.packet_id + b"\x96"))
+def answered_with(qos, code):
+    """Publish a message that a level 5 broker answers with this code, and one that it accepts; return (bad, mqtt, broker)."""
 
     def refuses(one):
         broker.packet_id = one[5:7]
         return one[-1:] == b"!"
 
-    broker = Picky(refuses, refusal)
+    broker = Picky(refuses, lambda broker: broker.give(packet(0x40 if qos == 1 else 0x50, broker.packet_id + code)))
     mqtt = client(broker, level=5)
     bad = mqtt.publish("a", "no!", qos)
     good = mqtt.publish("a", "yes", qos=1)
     outcome(mqtt, bad, good)
-    assert mqtt.reports == [(bad, 0x102)]
     broker.close()
+    return bad, mqtt, broker
+
+
+@pytest.mark.req("R3", "W12")
+@pytest.mark.parametrize("qos", [1, 2])
+def test_invalid_reason_code_for_a_message_blocks_no_other_message(qos):
+    bad, mqtt, _ = answered_with(qos, b"\x96")  # "message rate too high": only a DISCONNECT may have it
+    assert mqtt.reports == [(bad, 0x102)]
 
 
 @pytest.mark.req("R3", "W12")
 @pytest.mark.parametrize("qos", [1, 2])
 def test_message_over_the_size_limit_of_mosquitto_is_refused_on_the_same_connection(qos):
-    def refusal(broker):  # "packet too large", which is not among the codes of PUBACK and PUBREC
-        broker.give(packet(0x40 if qos == 1 else 0x50, broker.packet_id + b"\x95"))
-
-    def refuses(one):
-        broker.packet_id = one[5:7]
-        return one[-1:] == b"!"
-
-    broker = Picky(refuses, refusal)
-    mqtt = client(broker, level=5)
-    bad = mqtt.publish("a", "no!", qos)
-    good = mqtt.publish("a", "yes", qos=1)
-    outcome(mqtt, bad, good)
+    bad, mqtt, broker = answered_with(qos, b"\x95")  # "packet too large", which PUBACK and PUBREC should not have
     assert mqtt.reports == [(bad, 0x95)] and broker.connects == 1
-    broker.close()
 
 
 @pytest.mark.req("R3")
