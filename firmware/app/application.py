@@ -371,12 +371,13 @@ class Application:
         self._show(now)
         if self._worn and not self.client.pending:
             raise self._worn  # a person has to replace the board
-        done = not self.client.pending
-        # Not with news: `_finish` would store a message, at the old level again.
-        changes = done and self._old_level and not (self.outcomes and self.outcomes.news)
-        if changes or (self._reboot_ms and (done or now >= self._reboot_ms)):
-            self._finish()
-            self.board.reset()
+        if self._old_level or self._reboot_ms:
+            done = not self.client.pending
+            # Not with news: `_finish` would store a message, at the old level again.
+            changes = done and self._old_level and not (self.outcomes and self.outcomes.news)
+            if changes or (self._reboot_ms and (done or now >= self._reboot_ms)):
+                self._finish()
+                self.board.reset()
 
     def _network(self):
         """Keep the network up, and let the client connect only while it is up."""
