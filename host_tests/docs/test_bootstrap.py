@@ -164,3 +164,17 @@ def test_progress_line_fits_a_terminal_of_any_width_and_shows_that_it_is_cut(mon
     lines = capsys.readouterr().out.splitlines()
     assert lines and all(line.startswith("setup: ") and len(line) <= columns for line in lines)
     assert (LONG in lines[-1]) == (columns == 200) and lines[-1].endswith("..." if columns < 200 else "5))")
+
+
+def test_the_repository_holds_only_the_fixed_top_level_and_no_binary():
+    """The only files that are not text are the images of journals."""
+    if not (ROOT / ".git").exists():
+        pytest.skip("not a checkout: there is no list of the tracked files")
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True).stdout
+    tracked = [Path(name) for name in listed.decode().split("\0")[:-1]]
+    requirements = {path.parts[0] for path in tracked if path.match("requirements*.txt")}
+    fixed = {"firmware", "boards", "host_tests", "tools", "Makefile", "README.md", "LICENSE", "pyproject.toml"}
+    dotted = {".ci", ".github", ".gitignore"}
+    assert {path.parts[0] for path in tracked} == fixed | dotted | requirements
+    texts = [path for path in tracked if not path.is_relative_to("host_tests/journal/images")]
+    assert [str(path) for path in texts if b"\0" in (ROOT / path).read_bytes()] == []
