@@ -73,12 +73,6 @@ POINT = np.dtype(
 NO_POINTS = np.zeros(0, POINT)
 
 
-def together(*some: np.ndarray) -> np.ndarray:
-    """Return points as one array, sorted by series and time."""
-    both = np.concatenate(some)
-    return both[np.lexsort((both["first"], both["series"]))]
-
-
 def joined(points: np.ndarray, level: np.ndarray) -> np.ndarray:
     """Merge points (sorted by series and time) into one for each stretch of 2^level ms; `level` is by series."""
     stretch = points["first"] >> level[points["series"]]
@@ -93,6 +87,12 @@ def joined(points: np.ndarray, level: np.ndarray) -> np.ndarray:
     found["lo"] = np.minimum.reduceat(points["lo"], at)
     found["hi"] = np.maximum.reduceat(points["hi"], at)
     return found
+
+
+def _merged(new: np.ndarray, olds: list[np.ndarray], level: np.ndarray) -> np.ndarray:
+    """Merge new points (sorted) and old ones as `joined` does. The new ones, which are many, are merged before the sort."""
+    points = np.concatenate([joined(new, level), *olds])
+    return joined(points[np.lexsort((points["first"], points["series"]))], level)
 
 
 def levels(points: np.ndarray, count: int, most: int = POINTS) -> np.ndarray:
@@ -351,27 +351,29 @@ def _drawn_of(connection: sqlite3.Connection, keys: list[tuple[str, str]]) -> np
 
 def _join(connection: sqlite3.Connection, keys: list[tuple[str, str]], new: np.ndarray, newest: list[Newest]) -> None:
     """Merge new points of some series with those in the file."""
-    before, days, last = [new], [new], []
+    olds: list[np.ndarray] = []
+    old_days: dict[int, bytes | None] = {}
+    last: list[Newest] = []
     for n, ((device, name), one) in enumerate(zip(keys, newest, strict=True)):
         row = connection.execute(
             "SELECT last_ms, value, unit, text, points, day FROM series WHERE part=? AND device=? AND name=?",
             (part_of(device), device, name),
         ).fetchone()
         if row:
-            before.append(unpacked(row[4], n))
-            days.append(unpacked(row[5] or row[4], n))
+            olds.append(unpacked(row[4], n))
+            old_days[n] = row[5] or row[4]
             old = Newest(*row[:4])
             one = one if one.ms >= old.ms else old
             one = one._replace(unit=one.unit if one.unit is not None else old.unit)
         last.append(one)
-    whole, day = together(*before), together(*days)
-    level = levels(whole, len(keys))
+    level = levels(np.concatenate([new, *olds]), len(keys))
+    whole = _merged(new, olds, level)
     since = np.full(len(keys), np.iinfo(np.int64).min)
     np.maximum.at(since, whole["series"], whole["last"])
     is_long = level > DAY_LEVEL
-    day = joined(day[is_long[day["series"]]], np.full(len(keys), DAY_LEVEL))
+    long_days = [unpacked(blob, n) for n, blob in old_days.items() if is_long[n]]
+    day = _merged(new[is_long[new["series"]]], long_days, np.full(len(keys), DAY_LEVEL))
     day = day[day["last"] > since[day["series"]] - DAY_MS]
-    whole = joined(whole, level)
     bounds, day_bounds = (np.searchsorted(one["series"], np.arange(len(keys) + 1)) for one in (whole, day))
     rows = []
     for n, ((device, name), one) in enumerate(zip(keys, last, strict=True)):
