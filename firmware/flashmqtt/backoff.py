@@ -6,6 +6,8 @@ drops every connection is not overloaded. A caller that keeps `step` in its stor
 devices that reboots repeatedly.
 """
 
+from random import getrandbits
+
 from .compat import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -13,8 +15,6 @@ if TYPE_CHECKING:
 
 
 def _random_below(n: int) -> int:
-    from random import getrandbits
-
     return getrandbits(30) % n
 
 

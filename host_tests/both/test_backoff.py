@@ -1,8 +1,19 @@
 """Backoff: delays, jitter, cap and reset (requirement B4)."""
 
+import sys
+
 import pytest
 
 from flashmqtt.backoff import Backoff
+
+if sys.implementation.name == "micropython":
+    from micropython import heap_lock, heap_unlock
+else:
+
+    def heap_lock():
+        """Do nothing: CPython has no such lock."""
+
+    heap_unlock = heap_lock
 
 
 def longest(n):
@@ -60,3 +71,14 @@ def test_delays_are_whole_also_if_the_arguments_are_not():
         assert type(backoff.next_delay_ms(0)) is int
     with pytest.raises(ValueError):
         Backoff(cap_ms="long")
+
+
+@pytest.mark.req("R4", "B4")
+def test_delay_is_found_although_no_memory_is_left():
+    backoff = Backoff()
+    heap_lock()
+    try:
+        delay = backoff.next_delay_ms(0)
+    finally:
+        heap_unlock()
+    assert 0 <= delay <= 500
