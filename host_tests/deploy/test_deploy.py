@@ -245,6 +245,33 @@ def test_foreign_main_needs_confirmation_and_is_restored_by_wipe(tmp_path):
             assert link.get("/main.py") == b"print('mine')\n"
 
 
+@pytest.mark.req("B3")
+def test_wipe_keeps_the_files_of_a_program_that_only_uses_the_library(tmp_path):
+    """Its main.py begins like a program for umqtt.simple with the import changed."""
+    own = {
+        "/main.py": b"from flashmqtt.simple import MQTTClient\n",
+        "/main.py.before": b"# old\n",
+        "/config.json": b"{}",
+        "/app/pump.py": b"#\n",
+    }
+    with Device(tmp_path / "board", wifi=WIFI) as device:
+        config = write_configuration(tmp_path / "config", 1)
+        with Link(device.path) as link:
+            for path, content in {**own, "/lib/flashmqtt/errors.py": b"#\n", "/journal/00": b"x"}.items():
+                link.put(path, content)
+        words = ("deploy", "--board", "pico_w", "--port", device.path, "--config", str(config))
+        status, printed, complaints = run(*words, "--dry-run")
+        assert status == 0 and "rename /main.py to /main.py.before" in printed, complaints
+        status, _, complaints = run(*words)
+        assert status == 1 and "main.py that is not flashmqtt's" in complaints
+        status, printed, complaints = run("wipe", "--port", device.path, "--yes", "--journal")
+        assert status == 0 and "flashmqtt's library and the journal" in printed, complaints
+        with Link(device.path) as link:
+            names = link.literal("import os; print(os.listdir('/') + os.listdir('/lib'))")
+            assert sorted(names) == ["app", "config.json", "lib", "main.py", "main.py.before"]
+            assert {path: link.get(path) for path in own} == own
+
+
 @pytest.mark.parametrize(
     "code",
     [

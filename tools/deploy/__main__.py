@@ -36,7 +36,7 @@ DEPLOYING = "/deploying"
 OURS = ("/lib/flashmqtt", "/app", "/tls")
 SINGLE = ("/main.py", "/board.mpy", "/config.json", "/state.json")
 UNFINISHED = tuple(path + ".new" for path in SINGLE)  # incomplete copies
-MARK = "flashmqtt"  # in the first line of our main.py
+MARK = '"""flashmqtt: '  # in the first line of our main.py
 CONTRACT = "boards/board.pyi"  # in the first line of our board.py
 IN_THE_WAY = ("flashmqtt", "flashmqtt.py", "flashmqtt.mpy", "board")
 DELIVERY_S = 90
@@ -276,11 +276,11 @@ def restarted_on_error(link: Link, found: dict) -> Iterator[None]:
         raise
 
 
-def foreign_files(link: Link, found: dict) -> list[str]:
-    """Return the names of other programs' files (or folders) that would be replaced.
+def check_imports(found: dict) -> None:
+    """Check that MicroPython would import our files.
 
     Raises:
-        DeployFailed: MicroPython would import another file or folder instead of ours.
+        DeployFailed: it would import another file or folder instead.
     """
     for name in IN_THE_WAY:
         if name in found["files"]:
@@ -288,6 +288,10 @@ def foreign_files(link: Link, found: dict) -> list[str]:
                 f"The board has a /{name} that MicroPython would import instead of the deployed one. Remove it "
                 f"(.venv/bin/mpremote rm -r :{name}), and run the command again."
             )
+
+
+def foreign_files(link: Link, found: dict) -> list[str]:
+    """Return the names of main.py and board.py (files or folders) that are there and are not flashmqtt's."""
     return [
         name
         for name, sign in (("main.py", MARK), ("board.py", CONTRACT))
@@ -309,6 +313,7 @@ def deploy(arguments: argparse.Namespace) -> None:
         report_line("board", f"{found['machine']}, MicroPython {version}, on {path}")
         board = which_board(found, "" if arguments.board_file else arguments.board, path)
         march = build.architecture(found["mpy"])
+        check_imports(found)
         foreign = retry_after_reset(link, lambda: foreign_files(link, found))
         with contextlib.nullcontext() if foreign else restarted_on_error(link, found):
             if not foreign:
@@ -335,6 +340,8 @@ def deploy(arguments: argparse.Namespace) -> None:
                 if not ask(question, arguments.yes):
                     raise DeployFailed("Stopped; nothing was changed.")
         if arguments.dry_run:
+            for name in foreign:
+                report_line("", f"rename /{name} to /{name}.before")
             for name in copy:
                 report_line("", f"{'copy' if name not in there else 'replace'} {name} ({len(image[name])} bytes)")
             for name in remove:
@@ -538,14 +545,16 @@ def wipe(arguments: argparse.Namespace) -> None:
     path = ports.find(arguments.port)
     with Link(path) as link:
         found = probe(link)
-        what = "flashmqtt, the application and its configuration" + (
-            " and the journal, with messages that are not yet delivered" if arguments.journal else ""
-        )
+        own_program = "main.py" in retry_after_reset(link, lambda: foreign_files(link, found))
+        what = "flashmqtt's library" if own_program else "flashmqtt, the application and its configuration"
+        if arguments.journal:
+            what += " and the journal, with messages that are not yet delivered"
         with restarted_on_error(link, found):
             stop_program(link, found)
             if not ask(f"Remove {what} from the {found['machine']} on {path}?", arguments.yes):
                 raise DeployFailed("Stopped; nothing was changed.")
-        roots = [*OURS, *SINGLE, *UNFINISHED, *(["/journal"] if arguments.journal else []), DEPLOYING]
+        roots = [*OURS[:1]] if own_program else [*OURS, *SINGLE, *UNFINISHED]
+        roots += [*(["/journal"] if arguments.journal else []), DEPLOYING]
         link.run(
             "import os\n"
             "def away(p):\n"
@@ -556,17 +565,17 @@ def wipe(arguments: argparse.Namespace) -> None:
             "    os.rmdir(p)\n"
             "    return n\n"
             f"for p in {roots!r}: away(p)\n"
+            "there = os.listdir('/')\n"
             "for n in ('main.py', 'board.py'):\n"
-            "    try: os.rename('/' + n + '.before', '/' + n)\n"
-            "    except OSError: pass\n",
+            "    if n + '.before' in there and n not in there: os.rename('/' + n + '.before', '/' + n)\n",
             timeout_s=60,
         )
         _, rom, rom_block = for_rom(link, {})
         if rom is not None:
             write_rom(link, rom, rom_block)
-        report_line(
-            "wiped", f"{what}" + ("" if arguments.journal else "; the journal is kept (JOURNAL=1 removes it too)")
-        )
+        if own_program:
+            what += "; main.py is not flashmqtt's: it stays, with all other files"
+        report_line("wiped", what + ("" if arguments.journal else "; the journal is kept (JOURNAL=1 removes it too)"))
         link.reset()
 
 
