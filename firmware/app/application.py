@@ -370,7 +370,9 @@ class Application:
             self.status()
         self._show(now)
         if self._worn and not self.client.pending:
-            raise self._worn  # a person has to replace the board
+            from .worn import restart
+
+            restart(self, self._worn)
         if self._old_level or self._reboot_ms:
             done = not self.client.pending
             # Not with news: `_finish` would store a message, at the old level again.
@@ -404,7 +406,10 @@ class Application:
         self._online = up
 
     def _time_learnt(self):
-        self.board.set_clock(self.time.unix_ms() // 1000)
+        try:
+            self.board.set_clock(self.time.unix_ms() // 1000)
+        except Exception as error:  # MicroPython 1.25 on 32 bits can't set a time after January 2038
+            print("clock:", error)
         if self.undated:
             self.undated = False
             self.publish("clock", 1, [{"n": "clock", "vs": "ntp"}])

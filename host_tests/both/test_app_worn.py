@@ -75,21 +75,68 @@ class Board:
         return None
 
 
-@pytest.mark.req("S6")
-def test_stored_messages_are_delivered_before_a_worn_flash_ends_the_run():
+class Restarted(Exception):
+    """Raised instead of a reset."""
+
+
+def restarting(board):
+    """Let a board's reset raise `Restarted`; return the board."""
+
+    def reset():
+        raise Restarted
+
+    board.reset = reset
+    return board
+
+
+def _spoil(flash, kind):
+    for sector in range(SECTORS):
+        flash.set_bad(sector, kind)
+
+
+@pytest.mark.parametrize(("stored", "end"), [(0, StoreWorn), (99, StoreWorn), (100, Restarted)])
+@pytest.mark.req("S6", "B4")
+def test_board_with_worn_flash_delivers_what_is_stored_and_restarts_once_in_100_messages(stored, end):
     broker = Loopback()
-    board = Board(broker)
+    board = restarting(Board(broker))
     settings = {"broker": "127.0.0.1", "port": broker.port, "interval_ms": 10, "health_s": 0, "watchdog_s": 8}
-    application = Application(board, check(settings), Facts())
+    state = Facts()
+    application = Application(board, check(settings), state)
     for _ in range(9):
         application.publish("readings", 1 + application.journal.stored % 2, application.sample(application.groups[0]))
-    for sector in range(SECTORS):
-        board.flash.set_bad(sector)
-    with pytest.raises(StoreWorn):
+    _spoil(board.flash, "both")
+    with pytest.raises(Restarted):
         application.run()
     assert application.client.pending == 0 and len(broker.of(3)) == 9 + 1  # 9 readings and the QoS 0 status message
     assert application.refused > 0
     application.client.link.stop()
+    _spoil(board.flash, "" if stored else "both")
+    application = Application(board, check(settings), state)
+    while application.journal.stored < 9 + stored:
+        application.publish("readings", 1, application.sample(application.groups[0]))
+        application.turn(0)
+    _spoil(board.flash, "both")
+    with pytest.raises(end):
+        application.run()
+    application.client.link.stop()
+    broker.close()
+
+
+def test_board_with_worn_flash_that_can_not_note_the_restart_ends():
+    broker = Loopback()
+    board = restarting(Board(broker))
+    state = Facts()
+    application = Application(board, check({"broker": "127.0.0.1", "port": broker.port, "watchdog_s": 8}), state)
+
+    def save(**changes):
+        raise OSError(28)
+
+    state.save = save
+    _spoil(board.flash, "both")
+    with pytest.raises(StoreWorn):
+        application.run()
+    application.client.link.stop()
+    broker.close()
 
 
 class Odd:
@@ -448,20 +495,6 @@ class AnyLevel(Loopback):
             super().take(one)
 
 
-class Restarted(Exception):
-    """Raised instead of a reset."""
-
-
-def restarting(board):
-    """Let a board's reset raise `Restarted`; return the board."""
-
-    def reset():
-        raise Restarted
-
-    board.reset = reset
-    return board
-
-
 @pytest.mark.parametrize("before,after", [(4, 5), (5, 4), (3, 5)])
 @pytest.mark.req("S1", "B4", "W10")
 def test_changed_protocol_level_is_used_after_the_stored_messages_are_delivered(before, after):
@@ -547,6 +580,28 @@ def test_flush_publishes_the_health_message_although_health_s_is_0():
     for _ in range(20):
         application.turn(5)
     assert len([one for one in broker.of(3) if b"/health" in one]) == 1
+    application.client.link.stop()
+    broker.close()
+
+
+@pytest.mark.req("B4")
+def test_time_that_the_board_can_not_set_dates_the_messages_and_does_not_end_the_application():
+    application, broker = _with([Odd("a", 3)], health_s=0, watchdog_s=8)
+
+    def set_clock(unix_s):
+        raise OverflowError("overflow converting long int to machine word")  # MicroPython 1.25 on an RP2040, after 2038
+
+    def learn():
+        application.time.set((1 << 31) * 1000)
+        return application._time_learnt()
+
+    application.board.set_clock = set_clock
+    application.publish("readings", 1, [{"n": "a", "v": 3}])
+    _, lines = printed(learn)
+    assert "clock: overflow converting long int to machine word" in lines
+    turns(application, lambda: len(broker.of(3)) == 3)
+    (clock,) = [one for one in broker.of(3) if b"/clock" in one]
+    assert b'"bt":214748364' in clock
     application.client.link.stop()
     broker.close()
 
