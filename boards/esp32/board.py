@@ -133,7 +133,10 @@ def network_down():
 
 def network_strength():
     """Return the signal strength in dBm, while the network is up."""
-    return _wlan.status("rssi") if _wlan.isconnected() else None
+    try:
+        return _wlan.status("rssi")
+    except OSError:  # not joined; for a moment after the loss, `isconnected` does not say so
+        return None
 
 
 def journal_region(sectors, feed=None):

@@ -79,6 +79,17 @@ def test_radio_joins_without_blocking(name):
     assert board.network_strength() is None and ether.log[-1] == "off"
 
 
+@pytest.mark.req("B4")
+def test_esp32_that_has_just_lost_its_network_has_no_signal_strength():
+    board = load_board(ESP32)
+    board.network.simulated.access_points["home"] = "secret-word"
+    while not board.network_up("home", "secret-word", "AT"):
+        pass
+    board.network.simulated.access_points.clear()
+    board._wlan.isconnected = lambda: True  # until the driver's event is handled
+    assert board.network_strength() is None
+
+
 @pytest.mark.parametrize("name", BOTH)
 @pytest.mark.req("B4")
 def test_failed_join_reports_the_reason_and_restarts_the_radio_later(name):
