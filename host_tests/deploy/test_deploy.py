@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import termios
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -857,7 +858,7 @@ class Terminal:
 
 TICKS = b"import time\nn = 0\nwhile True:\n    print('tick', n)\n    n += 1\n    time.sleep_ms(50)\n"
 
-RUNNING = b"# flashmqtt\nimport os\nassert 'deploying' not in os.listdir()\n" + TICKS
+RUNNING = b'"""flashmqtt: runs"""\nimport os\nassert "deploying" not in os.listdir()\n' + TICKS
 
 
 @pytest.mark.parametrize("words", [("backup",), ("wipe",), ("dump",)], ids=lambda words: words[0])
@@ -960,9 +961,8 @@ def test_ctrl_c_in_a_terminal_ends_only_the_monitor(tmp_path):
         assert device.resets == started
 
 
-@pytest.mark.parametrize("waits", [False, True])
 @pytest.mark.req("B3")
-def test_monitor_names_an_unplugged_board(tmp_path, waits):
+def test_monitor_names_an_unplugged_board_and_waits_until_ctrl_c(tmp_path):
     with Device(tmp_path / "board") as device:
         with Link(device.path) as link:
             link.put("/main.py", TICKS)
@@ -972,11 +972,34 @@ def test_monitor_names_an_unplugged_board(tmp_path, waits):
         terminal.until("tick ")
         path = device.path
     terminal.until(f"monitor: {path} has disappeared: the board sleeps or was unplugged; waiting for it")
-    if waits:
-        terminal.press(b"\x03")
-    assert terminal.ended() == (0 if waits else 1)
-    assert "Traceback" not in terminal.said, terminal.said
-    assert waits or f"monitor: {path} has disappeared: was the board unplugged?" in terminal.said
+    terminal.press(b"\x03")
+    assert terminal.ended() == 0 and "Traceback" not in terminal.said, terminal.said
+
+
+@pytest.mark.req("B3", "B5")
+def test_console_of_a_board_continues_however_long_it_slept(tmp_path, monkeypatch):
+    monkeypatch.setattr(link_module, "REOPEN_S", 0.1)
+    port = tmp_path / "port"
+    with Device(tmp_path / "asleep") as first, Device(tmp_path / "awake") as second:
+        for device in (first, second):
+            with Link(device.path) as link:
+                link.put("/main.py", TICKS)
+            device.power_cut()
+            device.wait_for(b"tick 2")
+
+        def wake():
+            port.unlink()
+            port.symlink_to(second.path)
+
+        timer = threading.Timer(1, wake)
+        port.symlink_to(first.path)
+        link = Link(str(port))
+        link.reopen()
+        lines = link.lines(0, timer.start)
+        next(lines)
+        first.stop()
+        assert any("tick " in line for line in itertools.islice(lines, 1000) if timer.finished.is_set())
+        link.close()
 
 
 @pytest.mark.req("B3")

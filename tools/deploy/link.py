@@ -8,6 +8,7 @@ import contextlib
 import errno
 import hashlib
 import io
+import math
 import re
 import select
 import time
@@ -294,9 +295,9 @@ class Link:
             self.close()
             self.reopen()
 
-    def reopen(self) -> None:
-        """Wait for the port: on a board with its own USB it disappears during a reset."""
-        deadline = time.monotonic() + REOPEN_S
+    def reopen(self, wait_s: float | None = None) -> None:
+        """Wait for the port, by default for REOPEN_S: on a board with its own USB it disappears during a reset."""
+        deadline = time.monotonic() + (REOPEN_S if wait_s is None else wait_s)
         time.sleep(RESET_S)
         while True:
             try:
@@ -334,7 +335,7 @@ class Link:
             except (SerialException, OSError):  # the port disappears in deep sleep
                 self.close()
                 away()
-                self.reopen()
+                self.reopen(deadline - time.monotonic() if timeout_s else math.inf)
                 port = self._board.serial
                 continue
             if not waiting:
