@@ -333,6 +333,19 @@ def test_delays_are_estimated_once_the_clock_is_known(landing, books):
     assert sum(books.summary["octaves"].values()) == 101
 
 
+@pytest.mark.req("P4")
+@pytest.mark.parametrize("clock", [{}, {"bt": 1_790_000_004}])
+def test_message_without_uptime_does_not_change_its_boots_delays(landing, books, clock):
+    for seq in range(1, 4):
+        arrival_us = 1_790_000_000_000_000 + seq * 1_000_000 + 20_000
+        landing.message("a", 1, seq, up=seq, bt=1_790_000_000 + seq, arrival_us=arrival_us)
+    pack = [{"bn": "a/", "boot": 1, "seq": 4, "n": "load1", "v": 1, **clock}]
+    landing.raw("flashmqtt/a/readings", write_pack(pack), arrival_us=1_790_000_004_000_000)
+    rows, landing.rows = landing.rows, []
+    books.take(rows)
+    assert figures(books, "late", "delay_p99_ms") == {(1, 1): (0, 20.0)}
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_weighted_percentiles_equal_those_of_repeated_values(seed):
     rng = np.random.default_rng(seed)

@@ -14,8 +14,6 @@ import pyarrow.compute as pc
 STEPS_PER_OCTAVE = 16
 SHARES = (0.5, 0.9, 0.99)
 """Of the percentiles."""
-NO_MOMENT_US = 10**14
-"""A smaller base is of a board that sent its time but no uptime. (As a time, this is in 1973.)"""
 
 
 def steps(delays_us: np.ndarray) -> np.ndarray:
@@ -45,14 +43,12 @@ def figures(
 
     Args:
         base_us, steps_of, counts: each boot's histogram.
-        offset_us: for each boot its clock minus its uptime, NaN if unknown. A base can't be used without the offset,
-            unless it is below NO_MOMENT_US: such a base is relative to the board's clock already.
+        offset_us: for each boot its clock minus its uptime, NaN if unknown. Without it, a boot's delays are unknown.
         late_after_s: a longer delay counts as late.
     """
     boots = len(base_us)
     boot = np.repeat(np.arange(boots), pc.list_value_length(steps_of).to_numpy())
-    delay = np.where(base_us < NO_MOMENT_US, base_us, base_us - offset_us)[boot]
-    delay = delay + middles_us(steps_of.flatten().to_numpy())
+    delay = (base_us - offset_us)[boot] + middles_us(steps_of.flatten().to_numpy())
     known = ~np.isnan(delay)
     boot, delay, count = boot[known], delay[known], counts.flatten().to_numpy()[known]
     late = np.bincount(boot, weights=count * (delay > 1e6 * late_after_s), minlength=boots).astype(np.int64)

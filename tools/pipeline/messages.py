@@ -525,11 +525,10 @@ class _Batch:
         replay[copy] = self._replayed(order[copy])
         per_row = np.bincount(records["row"].to_numpy(), minlength=int(self.place.max()) + 1)
         counts = [new, np.where(new, per_row[self.place[order]], 0), copy & ~replay, replay, reordered, returned]
-        # Arrival minus uptime (or minus the board's own time, if it sends no uptime).
-        time_us = pc.fill_null(self.messages["time_us"], 0).to_numpy()
         up_us = np.rint(pc.fill_null(self.uptime, 0.0).to_numpy() * 1e6).astype(np.int64)
-        base = np.where(new, arrival_us - np.where(_is_valid(self.uptime), up_us, time_us)[order], parts.NO_BASE)
-        row = np.flatnonzero(new)
+        delayed = new & _is_valid(self.uptime)[order]
+        base = np.where(delayed, arrival_us - up_us[order], parts.NO_BASE)
+        row = np.flatnonzero(delayed)
         groups, of = np.unique(group, return_inverse=True)
         device, life, boot = unpack(self.state.keys[groups])
         key = [self.state.names_of(device), pa.array(life.astype(np.int32)), pa.array(boot)]
