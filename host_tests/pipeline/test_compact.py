@@ -139,6 +139,24 @@ def test_retention_deletes_old_days_and_keeps_the_audit(local, days, out):
     assert compact.compact(None, str(out), keep_from=day(1)).kept_from == day(3)
 
 
+@pytest.mark.req("P3", "P7")
+def test_clock_in_the_future_deletes_only_what_is_old_beside_the_newest_message(days, out, capsys):
+    days.take(days=5)
+    landing = str(days.landing.directory)
+    ages = ["--keep-days", "2", "--retire", landing, "--keep-raw-days", "1000"]
+
+    class Later(datetime.datetime):
+        @classmethod
+        def now(cls, zone=None):
+            return datetime.datetime(2090, 1, 1, tzinfo=zone)
+
+    with pytest.MonkeyPatch.context() as future:
+        future.setattr(compact.datetime, "datetime", Later)
+        assert compact.main(["--out", str(out), *ages]) == 0
+    assert "0 segments retired" in capsys.readouterr().out
+    assert {compact.day_of(name) for name in days.output.files("readings")} == {day(2), day(3), day(4)}
+
+
 def test_segments_are_retired_by_age_and_remake_then_refuses(local, days, out, capsys):
     days.take(days=4)
     for number in (1, 2):

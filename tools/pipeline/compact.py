@@ -7,7 +7,7 @@ old files are deleted after that. The stream may run at the same time: it only a
 
 `--keep-days N` also deletes readings, duplicates and quarantine that arrived more than N days ago; the whole audit is
 kept. `--retire LANDING` deletes segments that are in the tables; with `--keep-raw-days N` only those that were sealed
-more than N days ago.
+more than N days ago. Days are counted back from the newest message, so that a clock in the future deletes nothing.
 """
 
 from __future__ import annotations
@@ -162,14 +162,16 @@ def main(argv: list[str] | None = None) -> int:
     options.days(parser, "--keep-raw-days", "with --retire: keep what was sealed in the last N days")
     parser.add_argument("--dry-run", action="store_true", help="only show what would be done")
     given = parser.parse_args(argv)
-    now = datetime.datetime.now(datetime.UTC)
-    keep_from = str((now - datetime.timedelta(days=given.keep_days)).date()) if given.keep_days else None
-    sealed_before_s = now.timestamp() - 86_400 * given.keep_raw_days if given.keep_raw_days else None
     output = Output.existing(given.out)
     landing = Storage(given.retire) if given.retire else None
     if landing:
         source.latest(landing)  # raises LandingError
     before = output.newest()
+    now = datetime.datetime.now(datetime.UTC)
+    if newest_us := before.summary["last_arrival_us"]:  # this machine's clock may be wrong
+        now = min(now, source.EPOCH + datetime.timedelta(microseconds=newest_us))
+    keep_from = str((now - datetime.timedelta(days=given.keep_days)).date()) if given.keep_days else None
+    sealed_before_s = now.timestamp() - 86_400 * given.keep_raw_days if given.keep_raw_days else None
     gone = retired(landing, before, sealed_before_s) if landing else []
     with contextlib.ExitStack() as stack:
         if not given.dry_run:
