@@ -155,7 +155,13 @@ def test_damaged_file_of_the_checkpoint_is_named_with_what_to_do(local, five, ou
 
 
 @pytest.mark.req("P3", "P8")
-@pytest.mark.parametrize("damaged", ["", "{", '{"batch": 1', "[1]", '{"batch": 1, "unknown": 2}', "\0\0"])
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        *("", "{", '{"batch": 1', "[1]", '{"batch": 1, "unknown": 2}', "\0\0"),
+        '{"batch": 1, "stream": "s", "stream_batch": 0, "summary": null}',
+    ],
+)
 def test_damaged_commit_or_format_is_named_with_what_to_do(local, five, out, damaged):
     commit = stream.once(local, str(five.directory), str(out), 2)
     path = out / "commits" / "000000001.json"

@@ -197,6 +197,9 @@ class Output:
             found = dict(self.storage.read_json(name_of(batch)))
             unknown = found.keys() - {known.name for known in fields(Commit)}
             commit = Commit(**{name: found[name] for name in found.keys() - unknown})
+            blank = vars(Commit(0, "", 0))
+            if any(type(value) is not type(blank[name]) for name, value in vars(commit).items() if name != "kept_from"):
+                raise TypeError
         except (ValueError, TypeError) as error:
             raise OutputError(
                 f"{self.storage.uri}/{name_of(batch)} is damaged, and only it names the files of its batch: restore it from a"
