@@ -8,7 +8,7 @@ import os
 import pytest
 from amqtt.mqtt.publish import PublishPacket
 from amqtt.mqtt.subscribe import SubscribePacket
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
@@ -92,6 +92,7 @@ def test_acknowledgement_is_read_back(kind, packet_id, level):
 @pytest.mark.req("W11")
 @EXAMPLES
 @given(st.lists(st.tuples(names, st.integers(0, 2)), min_size=1, max_size=5), ids, levels)
+@example([(b"$share", 0)], 1, 5)
 def test_subscribe_is_read_back(filters, packet_id, level):
     buf = bytearray(1000)
     packet = buf[: put_subscribe(buf, 0, packet_id, filters, level)]

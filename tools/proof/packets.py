@@ -384,8 +384,8 @@ class Reader:
 def _check_filter(name: str, options: int, level: int) -> None:
     """Check a filter (4.7, 4.8.2) and the options of its subscription (3.8.3)."""
     share, levels = "-", name.split("/")
-    if level == 5 and levels[0] == "$share":
-        share, levels = levels[1] if levels[1:] else "", levels[2:]
+    if level == 5 and name.startswith("$share/"):
+        share, levels = levels[1], levels[2:]
     malformed = [one for one in levels if set("+#") & set(one) and one not in ("+", "#")]
     if not share or set("+#") & set(share) or "\0" in name or levels in ([], [""]) or malformed or "#" in levels[:-1]:
         raise Wrong(f"filter {name!r}")
