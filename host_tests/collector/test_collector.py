@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import errno
 import functools
 import hashlib
 import json
@@ -478,6 +479,34 @@ async def test_killed_sealer_is_restarted(tmp_path, sealing_process, monkeypatch
             await until_async(lambda n=n: len(find_segments(tmp_path)) > n)
     assert [process.returncode for process in killed] == [-signal.SIGKILL] * 2
     assert payloads(tmp_path) == [b"0", b"1", b"2"]
+
+
+@pytest.mark.req("P1")
+@in_a_loop
+async def test_one_process_seals_all_logs_of_an_earlier_run_and_ends(tmp_path, sealing_process, monkeypatch):
+    begin, started = asyncio.create_subprocess_exec, []
+
+    async def begin_and_note(*words, **options):
+        started.append(await begin(*words, **options))
+        return started[-1]
+
+    monkeypatch.setattr(sealer, "RETRY_S", 0.01)
+    with monkeypatch.context() as broken, pytest.raises(LandingStalled):
+        broken.setattr(asyncio, "create_subprocess_exec", failing)
+        async with collecting(tmp_path, segment_rows=1) as (broker, _):
+            await broker.accept()
+            for n in range(4):
+                await broker.exchange(publish(b"%d" % n, 1, n + 1), ack(PUBACK, n + 1))
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", begin_and_note)
+    async with collecting(tmp_path) as (broker, _):
+        await broker.accept(CONNACK_PRESENT)
+        await until_async(lambda: len(find_segments(tmp_path)) == 4 and started[0].returncode == 0)
+    assert len(started) == 1
+    assert payloads(tmp_path) == [b"%d" % n for n in range(4)]
+
+
+async def failing(*words, **options):
+    raise OSError(errno.ENOMEM, "Cannot allocate memory")
 
 
 @pytest.mark.req("P1")

@@ -1,4 +1,4 @@
-"""Seals a collector's closed logs, one after the other, each in a process of its own.
+"""Seals a collector's closed logs, one after the other, in a process that ends when no closed log is left.
 
 When sealing fails, for example because the disk is full, it reports the failure and retries. A log is removed only when its
 segment is durable.
@@ -68,12 +68,12 @@ class Sealer:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError, LandingError):
                 await self._task
-        if self._process is not None and self._process.returncode is None:
-            try:
-                await asyncio.wait_for(self._process.wait(), 5)
-            except TimeoutError:
-                self._process.kill()
-                await self._process.wait()
+        try:
+            await asyncio.wait_for(self._end_process(), 5)
+        except TimeoutError:
+            assert self._process is not None
+            self._process.kill()
+            await self._process.wait()
 
     @property
     def failed(self) -> BaseException | None:
@@ -87,6 +87,7 @@ class Sealer:
         while self._store.closed or not self._finishing:
             if not self._store.closed:
                 self._work.clear()
+                await self._end_process()
                 await self._work.wait()
             elif await self._seal(self._store.closed[0]):
                 failures = 0
@@ -124,18 +125,27 @@ class Sealer:
         return True
 
     async def _ask(self, number: int) -> dict[str, Any]:
-        """Start a sealing process and return its answer; if it can't start or is killed, an answer with an error."""
-        words = (str(self._store.log_path(number)), str(self._directory), str(int(self._salvage)))
+        """Let the sealing process seal a log; return its answer, or one with an error if it can't start or is killed."""
         try:
-            self._process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "tools.landing.seal", *words),
-                stdout=asyncio.subprocess.PIPE,
-                pass_fds=self._store.lock_handles,
-            )
-            line, _ = await self._process.communicate()
+            if self._process is None or self._process.returncode is not None:
+                self._process = await asyncio.create_subprocess_exec(
+                    *(sys.executable, "-m", "tools.landing.seal", str(self._directory), str(int(self._salvage))),
+                    stdin=asyncio.subprocess.PIPE,
+                    stdout=asyncio.subprocess.PIPE,
+                    pass_fds=self._store.lock_handles,
+                )
+            process = self._process
+            assert process.stdin is not None and process.stdout is not None
+            process.stdin.write(json.dumps(str(self._store.log_path(number))).encode() + b"\n")
+            line = await process.stdout.readline()
             if not line:
-                return {"error": f"the sealing process ended with status {self._process.returncode}"}
+                return {"error": f"the sealing process ended with status {await process.wait()}"}
             answer: dict[str, Any] = json.loads(line)
         except (OSError, ValueError) as error:
             return {"error": f"{type(error).__name__}: {error}"}
         return answer
+
+    async def _end_process(self) -> None:
+        if self._process is not None and self._process.stdin is not None:
+            self._process.stdin.close()
+            await self._process.wait()
