@@ -26,7 +26,9 @@ def test_example_is_complete_and_valid(tmp_path):
     text = (ROOT / "boards" / "config.example.toml").read_text()
     config = load(tmp_path, text, environment={"FLASHMQTT_WIFI_PASSWORD": "hunter2-hunter2"})
     assert config["interval_ms"] == 10000 and config["sectors"] == 64 and config["ntp"] == "pool.ntp.org"
-    board_keys = {key for table in configuration.TABLES.values() for key, _ in table.values()}
+    board_keys = {
+        configuration.board_key(table, key)[0] for table, keys in configuration.TABLES.items() for key in keys
+    }
     assert board_keys | {"sensors", "stop_after", "tls", "tls_cert", "tls_key"} == set(KEYS)
     for table, keys in configuration.TABLES.items():
         assert f"[{table}]" in text

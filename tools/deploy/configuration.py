@@ -16,35 +16,31 @@ import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from app.configuration import KEYS, SECRETS, ConfigurationError, check, complaint
 from tools.bootstrap import ROOT
 from tools.deploy.certificates import Tls
 
-# table -> key -> (the board's key, the factor from our unit to the board's)
-TABLES: dict[str, dict[str, tuple[str, float]]] = {
-    "broker": {
-        "host": ("broker", 1),
-        "port": ("port", 1),
-        "level": ("level", 1),
-        "user": ("user", 1),
-        "password": ("broker_password", 1),
-        "keep_alive_s": ("keep_alive_s", 1),
-        "window": ("window", 1),
-        "longest_pause_s": ("longest_pause_s", 1),
-    },
-    "wifi": {"ssid": ("ssid", 1), "password": ("password", 1), "country": ("country", 1)},
-    "device": {
-        "id": ("device", 1),
-        "watchdog_s": ("watchdog_s", 1),
-        "status_s": ("status_ms", 1000),
-        "log": ("log", 1),
-    },
-    "readings": {"interval_s": ("interval_ms", 1000), "health_s": ("health_s", 1), "when_full": ("when_full", 1)},
-    "journal": {"kib": ("sectors", 1 / 4)},
-    "time": {"ntp": ("ntp", 1)},
-    "home_assistant": {"discovery": ("discovery", 1)},
-    "sleep": {"sleep_s": ("sleep_s", 1), "awake_s": ("awake_s", 1)},
+# table -> its keys
+TABLES = {
+    "broker": ("host", "port", "level", "user", "password", "keep_alive_s", "window", "longest_pause_s"),
+    "wifi": ("ssid", "password", "country"),
+    "device": ("id", "watchdog_s", "status_s", "log"),
+    "readings": ("interval_s", "health_s", "when_full"),
+    "journal": ("kib",),
+    "time": ("ntp",),
+    "home_assistant": ("discovery",),
+    "sleep": ("sleep_s", "awake_s"),
+}
+# Keys that differ on the board: -> the board's key, the factor from our unit to the board's
+BOARD_KEYS: dict[str, tuple[str, float]] = {
+    "broker.host": ("broker", 1),
+    "broker.password": ("broker_password", 1),
+    "device.id": ("device", 1),
+    "device.status_s": ("status_ms", 1000),
+    "readings.interval_s": ("interval_ms", 1000),
+    "journal.kib": ("sectors", 1 / 4),
 }
 # Keys of [broker] with files on this machine; the board gets their paths on the board.
 TLS_FILES = ("ca", "cert", "key")
@@ -108,6 +104,10 @@ def _keys(table: str) -> list[str]:
     return [*TABLES[table], *(TLS_KEYS if table == "broker" else ())]
 
 
+def _refused(key: str, value: object, rule: str) -> ConfigurationError:
+    return ConfigurationError(f"{key}: {value!r} is not allowed; it has to be {rule}")
+
+
 def _complaint(value: object, rule: Sequence) -> str:
     problem = complaint(value, rule)
     return f"{problem}: {TYPES[problem]}" if problem in TYPES else problem
@@ -118,50 +118,48 @@ def _near(word: str, known: Iterable[str]) -> str:
     return f"; do you mean {near[0]!r}?" if near else f"; known: {', '.join(sorted(known))}"
 
 
-def _shown(board_key: str, value: object) -> str:
-    return "its value" if board_key in SECRETS else repr(value)
+def board_key(table: str, key: str) -> tuple[str, float]:
+    """Return the board's key, and the factor from our unit to the board's."""
+    return BOARD_KEYS.get(f"{table}.{key}", (key, 1))
 
 
-def _one(name: str, table: str, key: str, value: object) -> tuple[str, object]:
+def _one(table: str, key: str, value: Any, secrets_allowed: bool) -> tuple[str, object]:
     """Return the board's key and value for one key of a file."""
-    known = TABLES[table]
-    if key not in known:
-        raise ConfigurationError(f"{name}: [{table}] has no key {key!r}{_near(key, _keys(table))}")
-    board_key, factor = known[key]
-    rule = KEYS[board_key]
-    if factor != 1:
+    if key not in TABLES[table]:
+        raise ConfigurationError(f"[{table}] has no key {key!r}{_near(key, _keys(table))}")
+    name, factor = board_key(table, key)
+    rule = KEYS[name]
+    if factor == 1:
+        problem = _complaint(value, rule)
+        if name == "country" and not (isinstance(value, str) and COUNTRY.fullmatch(value)):
+            problem = "two letters (ISO 3166), such as AT"
+    else:
         least, most = (bound / factor for bound in rule[2:])
-        if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
-            raise ConfigurationError(
-                f"{name}: {table}.{key}: {value!r} is not allowed; it has to be a number from {least:g} to {most:g}"
-            )
-        return board_key, round(value * factor) if factor > 1 else math.ceil(value * factor)
-    problem = _complaint(value, rule)
-    if board_key == "country" and not (isinstance(value, str) and COUNTRY.fullmatch(value)):
-        problem = "two letters (ISO 3166), such as AT"
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        problem = "" if is_number and least <= value <= most else f"a number from {least:g} to {most:g}"
+    if problem and name in SECRETS:
+        raise ConfigurationError(f"{table}.{key}: its value is not allowed; it has to be {problem}")
     if problem:
+        raise _refused(f"{table}.{key}", value, problem)
+    if name in SECRETS and not secrets_allowed:
         raise ConfigurationError(
-            f"{name}: {table}.{key}: {_shown(board_key, value)} is not allowed; it has to be {problem}"
+            f"{table}.{key} is a secret: put it into config.local.toml, which git ignores, "
+            f"or into the environment as {ENVIRONMENT[name]}"
         )
-    return board_key, value
+    return name, value if factor == 1 else math.ceil(value * factor) if factor < 1 else round(value * factor)
 
 
-def _tls(name: str, folder: Path, content: dict) -> dict:
+def _tls(folder: Path, content: dict) -> dict:
     """Remove the TLS keys from [broker]; return them."""
     found: dict = {}
     for key in TLS_KEYS:
         value = content.pop(key, None)
-        if value is None:
-            continue
         if key == "tls":
-            if not isinstance(value, bool):
-                raise ConfigurationError(
-                    f"{name}: broker.tls: {value!r} is not allowed; "
-                    "it has to be true or false; broker.ca is the key for the authority's file"
-                )
-            found[key] = value
-        elif not isinstance(value, str) or "\0" in value:
-            raise ConfigurationError(f"{name}: broker.{key}: {value!r} is not allowed; it has to be the name of a file")
+            if not isinstance(value, bool | None):
+                raise _refused("broker.tls", value, "true or false; broker.ca is the key for the authority's file")
+            found |= {} if value is None else {key: value}
+        elif value is not None and (not isinstance(value, str) or "\0" in value):
+            raise _refused(f"broker.{key}", value, "the name of a file")
         elif value:
             found[key] = folder / value
     return found
@@ -173,8 +171,8 @@ def _checked_tls(found: dict) -> Tls:
     Raises:
         ConfigurationError: the keys contradict each other.
     """
-    tls = Tls(found.get("tls", False), found.get("ca"), found.get("cert"), found.get("key"))
-    named = [key for key in TLS_FILES if found.get(key)]
+    tls = Tls(found.get("tls", False), *(found.get(key) for key in TLS_FILES))
+    named = [key for key in TLS_FILES if key in found]
     if named and not tls.on:
         raise ConfigurationError(f"config.toml: broker.{named[0]} is set, but TLS is off: set broker.tls = true")
     if bool(tls.cert) != bool(tls.key):
@@ -187,8 +185,7 @@ def _checked_tls(found: dict) -> Tls:
 def _sensor_complaint(kind: str, key: str, value: object) -> str:
     """Return what a value of an entry of [[sensors]] has to be, or "" if it is allowed."""
     if key == "name":
-        good = isinstance(value, str) and SENSOR_NAME.fullmatch(value)
-        return "" if good else NAME_RULE
+        return "" if isinstance(value, str) and SENSOR_NAME.fullmatch(value) else NAME_RULE
     if key == "qos":
         return "0, 1 or 2" if complaint(value, (int, 1, (0, 1, 2))) else ""
     if key == "interval_ms":
@@ -204,7 +201,7 @@ def _sensor_complaint(kind: str, key: str, value: object) -> str:
     return ""
 
 
-def _check_sensors(name: str, entries: list) -> None:
+def _check_sensors(entries: list) -> None:
     """Check [[sensors]]. Modules that a user added may have any keys.
 
     Raises:
@@ -213,20 +210,20 @@ def _check_sensors(name: str, entries: list) -> None:
     kinds = sorted(path.stem for path in SENSORS.glob("*.py") if not path.stem.startswith("_"))
     taken = set()
     for n, entry in enumerate(entries, 1):
-        where = f"{name}: sensors, entry {n}"
+        where = f"sensors, entry {n}"
         kind = entry.get("kind") if isinstance(entry, dict) else None
         if kind is None:
             raise ConfigurationError(f"{where}: the key 'kind' is missing; known kinds: {', '.join(kinds)}")
         if kind not in kinds:
             raise ConfigurationError(f"{where}: the kind {kind!r} is not allowed{_near(str(kind), kinds)}")
         values, required, others = KINDS.get(kind, ((), (), ()))
+        known = [*SENSOR_KEYS, *required, *others]
         for key, value in entry.items():
-            if kind in KINDS and key not in (*SENSOR_KEYS, *required, *others):
-                near = _near(key, [*SENSOR_KEYS, *required, *others])
-                raise ConfigurationError(f"{where}: the kind {kind!r} has no key {key!r}{near}")
+            if kind in KINDS and key not in known:
+                raise ConfigurationError(f"{where}: the kind {kind!r} has no key {key!r}{_near(key, known)}")
             problem = _sensor_complaint(kind, key, value)
             if problem:
-                raise ConfigurationError(f"{where}: {key}: {value!r} is not allowed; it has to be {problem}")
+                raise _refused(f"{where}: {key}", value, problem)
         for key in required:
             if key not in entry:
                 raise ConfigurationError(f"{where}: the key {key!r} of the kind {kind!r} is missing")
@@ -246,14 +243,10 @@ def _check_texts(config: dict) -> None:
     """
     host, server = config["broker"], config["ntp"]
     if not HOST.fullmatch(host) and not _is_ipv6(host):
-        raise ConfigurationError(
-            f"broker.host: {host!r} is not allowed; it has to be a name or an address only; the port is broker.port"
-        )
+        raise _refused("broker.host", host, "a name or an address only; the port is broker.port")
     found = NTP.fullmatch(server)
     if server and not (found and 0 < int(found[1] or 123) < 65536):
-        raise ConfigurationError(
-            f"time.ntp: {server!r} is not allowed; it has to be a name or IPv4 address, or name:port"
-        )
+        raise _refused("time.ntp", server, "a name or IPv4 address, or name:port")
     if len(config["ssid"].encode()) > 32:
         raise ConfigurationError(f"wifi.ssid: {config['ssid']!r} is too long: it has at most 32 bytes in UTF-8")
     parts = (("device.id", config["device"]), ("home_assistant.discovery", config["discovery"]))
@@ -277,30 +270,23 @@ def _is_ipv6(text: str) -> bool:
     return True
 
 
-def _flat(name: str, tables: dict, secrets_allowed: bool) -> dict:
+def _flat(tables: dict, secrets_allowed: bool) -> dict:
     flat: dict = {}
     for table, content in tables.items():
         if table == "sensors":
             if not isinstance(content, list):
-                raise ConfigurationError(f"{name}: sensors have to be written as [[sensors]]")
-            _check_sensors(name, content)
+                raise ConfigurationError("sensors have to be written as [[sensors]]")
+            _check_sensors(content)
             flat["sensors"] = content
-            continue
-        if table not in TABLES and not isinstance(content, dict):
+        elif table not in TABLES and not isinstance(content, dict):
             places = " or ".join(f"[{one}]" for one in TABLES if table in _keys(one)) or "a table's heading"
-            raise ConfigurationError(f"{name}: {table!r} is above the first table: write it below {places}")
-        if table not in TABLES:
-            raise ConfigurationError(f"{name}: unknown table [{table}]{_near(table, [*TABLES, 'sensors'])}")
-        if not isinstance(content, dict):
-            raise ConfigurationError(f"{name}: {table} has to be a table, [{table}]")
-        for key, value in content.items():
-            board_key, board_value = _one(name, table, key, value)
-            if board_key in SECRETS and not secrets_allowed:
-                raise ConfigurationError(
-                    f"{name}: {table}.{key} is a secret: put it into config.local.toml, which git ignores, "
-                    f"or into the environment as {ENVIRONMENT[board_key]}"
-                )
-            flat[board_key] = board_value
+            raise ConfigurationError(f"{table!r} is above the first table: write it below {places}")
+        elif table not in TABLES:
+            raise ConfigurationError(f"unknown table [{table}]{_near(table, [*TABLES, 'sensors'])}")
+        elif not isinstance(content, dict):
+            raise ConfigurationError(f"{table} has to be a table, [{table}]")
+        else:
+            flat.update(_one(table, key, value, secrets_allowed) for key, value in content.items())
     return flat
 
 
@@ -320,16 +306,17 @@ def load(folder: Path, environment: Mapping[str, str] = os.environ) -> tuple[dic
     for one, secrets_allowed in ((path, False), (folder / "config.local.toml", True)):
         if one is path or one.exists():
             tables = _read(one)
-            if isinstance(tables.get("broker"), dict):
-                found |= _tls(one.name, folder, tables["broker"])
-            given |= _flat(one.name, tables, secrets_allowed)
+            try:
+                if isinstance(tables.get("broker"), dict):
+                    found |= _tls(folder, tables["broker"])
+                given |= _flat(tables, secrets_allowed)
+            except ConfigurationError as error:
+                raise ConfigurationError(f"{one.name}: {error}") from None
     tls = _checked_tls(found)
     given |= tls.paths()
     if tls.on:
         given.setdefault("port", TLS_PORT)
-    for board_key, variable in ENVIRONMENT.items():
-        if environment.get(variable):
-            given[board_key] = environment[variable]
+    given |= {key: environment[name] for key, name in ENVIRONMENT.items() if environment.get(name)}
     if "broker" not in given:
         raise ConfigurationError("config.toml: broker.host is missing: the broker's name or address")
     config = check(given)
