@@ -17,7 +17,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from flashmqtt import __version__
@@ -46,50 +45,25 @@ OPTIONAL = {
 SHOWN_LINES = 25
 
 
-@dataclass(frozen=True)
-class Chip:
-    """A board to build for.
-
-    Attributes:
-        port: MicroPython's port.
-        name: the port's name of the board.
-        products: the build's files: the image, then the raw firmware.
-    """
-
-    port: str
-    name: str
-    products: tuple[str, ...]
-
-
-_RP2 = ("firmware.uf2", "firmware.bin")
-_ESP32 = ("firmware.bin", "micropython.bin")
+# board -> the port's name of it
 CHIPS = {
-    "pico": Chip("rp2", "RPI_PICO", _RP2),
-    "pico_w": Chip("rp2", "RPI_PICO_W", _RP2),
-    "pico2": Chip("rp2", "RPI_PICO2", _RP2),
-    "pico2_w": Chip("rp2", "RPI_PICO2_W", _RP2),
-    "w5500_evb_pico": Chip("rp2", "W5500_EVB_PICO", _RP2),
-    "esp32": Chip("esp32", "ESP32_GENERIC", _ESP32),
-    "esp32_s3": Chip("esp32", "ESP32_GENERIC_S3", _ESP32),
-    "esp32_c3": Chip("esp32", "ESP32_GENERIC_C3", _ESP32),
+    "pico": "RPI_PICO",
+    "pico_w": "RPI_PICO_W",
+    "pico2": "RPI_PICO2",
+    "pico2_w": "RPI_PICO2_W",
+    "w5500_evb_pico": "W5500_EVB_PICO",
+    "esp32": "ESP32_GENERIC",
+    "esp32_s3": "ESP32_GENERIC_S3",
+    "esp32_c3": "ESP32_GENERIC_C3",
 }
+# port -> the build's files: the image, then the raw firmware
+PRODUCTS = {"rp2": ("firmware.uf2", "firmware.bin"), "esp32": ("firmware.bin", "micropython.bin")}
 
 
 class Wanted(argparse.Namespace):
-    """The options of an image: the command line.
+    """The command line: `main` describes the options.
 
-    Attributes:
-        board: a name in CHIPS.
-        micropython: MicroPython's sources.
-        application: freeze the application and `board.py`, too.
-        journal: reserve 256 KB of flash for the journal, behind the file system.
-        drivers: freeze the modules of micropython-lib that the port freezes.
-        romfs_kib: size of a ROMFS partition. Without `application` the image then has nothing frozen, and `make deploy` writes
-            the modules into ROMFS.
-        manifest: the user's own manifest, frozen in addition.
-        c_modules: USER_C_MODULES of MicroPython's build.
-        output: the folder for the build.
-        jobs: compilers at the same time.
+    With a ROMFS and without the application the image has nothing frozen: `make deploy` writes the modules into ROMFS.
     """
 
     board: str
@@ -104,9 +78,14 @@ class Wanted(argparse.Namespace):
     jobs: int
 
     @property
-    def chip(self) -> Chip:
-        """The board's port and names."""
+    def chip(self) -> str:
+        """The port's name of the board."""
         return CHIPS[self.board]
+
+    @property
+    def port(self) -> str:
+        """MicroPython's port."""
+        return "esp32" if self.board.startswith("esp32") else "rp2"
 
     @property
     def freezes(self) -> bool:
@@ -114,14 +93,14 @@ class Wanted(argparse.Namespace):
         return self.application or not self.romfs_kib
 
     @property
-    def port(self) -> Path:
+    def sources(self) -> Path:
         """The port's folder."""
-        return self.micropython / "ports" / self.chip.port
+        return self.micropython / "ports" / self.port
 
     @property
     def definition(self) -> Path:
         """The port's definition of the board."""
-        return self.port / "boards" / self.chip.name
+        return self.sources / "boards" / self.chip
 
 
 def version(micropython: Path) -> tuple[int, int, int]:
@@ -143,30 +122,19 @@ def version(micropython: Path) -> tuple[int, int, int]:
     return tuple(int(one[1]) for one in found if one)  # type: ignore[return-value]
 
 
-def has_content(path: Path) -> bool:
-    """Return whether a folder exists and is not empty: a submodule that was not fetched is an empty folder."""
-    return path.is_dir() and any(path.iterdir())
-
-
-def submodules(wanted: Wanted) -> list[str]:
-    """Return the folders of MicroPython's lib/ that this board needs."""
-    if wanted.chip.port != "rp2":
-        return ["micropython-lib"] if wanted.drivers else []  # ESP-IDF has the rest
-    asked = (wanted.definition / "mpconfigboard.cmake").read_text()
-    names = ["pico-sdk", "tinyusb", "mbedtls", *(["micropython-lib"] if wanted.drivers else [])]
-    return names + [
-        name for option, name in OPTIONAL.items() if re.search(rf"^\s*set\({option} (?!OFF|0\b)", asked, re.MULTILINE)
-    ]
-
-
 def missing(wanted: Wanted) -> list[str]:
-    """Return the names of the missing submodules."""
-    lib = wanted.micropython / "lib"
-    absent = [name for name in submodules(wanted) if not has_content(lib / name)]
+    """Return the folders of MicroPython's lib/ that this board needs and that are empty: submodules that were not fetched."""
     # Debian's sources have an incomplete micropython-lib, with `mip` only.
-    if "micropython-lib" in submodules(wanted) and "micropython-lib" not in absent:
-        absent += [] if (lib / "micropython-lib" / "micropython" / "drivers").is_dir() else ["micropython-lib"]
-    return absent
+    needed = {"micropython-lib": "micropython-lib/micropython/drivers"} if wanted.drivers else {}
+    if wanted.port == "rp2":  # ESP-IDF has the rest
+        asked = (wanted.definition / "mpconfigboard.cmake").read_text()
+        names = ["pico-sdk", "tinyusb", "mbedtls"]
+        names += [
+            name for option, name in OPTIONAL.items() if re.search(rf"^\s*set\({option} (?!OFF|0\b)", asked, re.M)
+        ]
+        needed |= {name: name for name in names}
+    folders = {name: wanted.micropython / "lib" / path for name, path in needed.items()}
+    return [name for name, folder in folders.items() if not folder.is_dir() or not any(folder.iterdir())]
 
 
 def check(wanted: Wanted) -> tuple[int, int, int]:
@@ -182,13 +150,13 @@ def check(wanted: Wanted) -> tuple[int, int, int]:
             f"{OLDEST[0]}.{OLDEST[1]} or newer is needed."
         )
     if not (wanted.definition / "mpconfigboard.cmake").is_file():
-        raise Failure(f"This MicroPython has no board {wanted.chip.name}: {wanted.definition} is missing.")
+        raise Failure(f"This MicroPython has no board {wanted.chip}: {wanted.definition} is missing.")
     if wanted.application and wanted.board not in build.BOARDS:
         raise Failure(
             f"The application needs a board with a network: {', '.join(build.BOARDS)}. "
             f"BOARD={wanted.board} has none. Without APP=1 only the library is frozen."
         )
-    if wanted.chip.port != "rp2" and (wanted.journal or wanted.romfs_kib):
+    if wanted.port != "rp2" and (wanted.journal or wanted.romfs_kib):
         option = "JOURNAL=1" if wanted.journal else "ROMFS"
         raise Failure(
             f"{option} is for boards of the rp2 port only. For an ESP32, edit the partition table: boards/esp32/definition."
@@ -196,7 +164,7 @@ def check(wanted: Wanted) -> tuple[int, int, int]:
     for path, name in ((wanted.manifest, "MANIFEST"), (wanted.c_modules, "USER_C_MODULES")):
         if path is not None and not path.exists():
             raise Failure(f"{name}={path}: no such file.")
-    tools = ("make", "gcc", "cmake", "arm-none-eabi-gcc") if wanted.chip.port == "rp2" else ("make", "gcc", "idf.py")
+    tools = ("make", "gcc", "cmake", "arm-none-eabi-gcc") if wanted.port == "rp2" else ("make", "gcc", "idf.py")
     absent = [f"{tool} ({TOOLS[tool]})" for tool in tools if shutil.which(tool) is None]
     if absent:
         raise Failure(f"The toolchain is incomplete. Not found: {'; '.join(absent)}.")
@@ -205,8 +173,8 @@ def check(wanted: Wanted) -> tuple[int, int, int]:
         names = ", ".join(f"lib/{name}" for name in lacking)
         without = " NODRIVERS=1 builds without micropython-lib." if "micropython-lib" in lacking else ""
         raise Failure(
-            f"{wanted.chip.name} needs sources that {wanted.micropython} does not have: {names}. In a git checkout: "
-            f"make -C {wanted.port} BOARD={wanted.chip.name} submodules. Debian's source package of MicroPython does not have "
+            f"{wanted.chip} needs sources that {wanted.micropython} does not have: {names}. In a git checkout: "
+            f"make -C {wanted.sources} BOARD={wanted.chip} submodules. Debian's source package of MicroPython does not have "
             f"them.{without}"
         )
     return found
@@ -237,10 +205,10 @@ def manifest(wanted: Wanted, modules: Path) -> str:
     stock = '"$(BOARD_DIR)/manifest.py"' if own else '"$(PORT_DIR)/boards/manifest.py"'
     if wanted.drivers and not wanted.journal:
         lines = [f"include({stock})"]
-    elif wanted.chip.port != "rp2":
+    elif wanted.port != "rp2":
         lines = ['freeze("$(PORT_DIR)/modules")', 'include("$(MPY_DIR)/extmod/asyncio")']
     else:  # the parts of the port's manifest, perhaps with our _boot.py or without its drivers
-        read = [wanted.port / "boards" / "manifest.py", *([wanted.definition / "manifest.py"] if own else [])]
+        read = [wanted.sources / "boards" / "manifest.py", *([wanted.definition / "manifest.py"] if own else [])]
         asked = [line for path in read for line in path.read_text().splitlines() if line.startswith("require(")]
         port = ', ("rp2.py",)' if wanted.journal else ""
         lines = [f'freeze("$(PORT_DIR)/modules"{port})', 'include("$(MPY_DIR)/extmod/asyncio")']
@@ -296,7 +264,7 @@ def built(wanted: Wanted) -> Path:
     what = "flashmqtt and the application frozen" if wanted.application else "flashmqtt frozen"
     if not wanted.freezes:
         what = f"{wanted.romfs_kib} KB of ROMFS, for the modules that make deploy copies"
-    report_line("image", f"{wanted.chip.name}, MicroPython {'.'.join(map(str, found))}, with {what}")
+    report_line("image", f"{wanted.chip}, MicroPython {'.'.join(map(str, found))}, with {what}")
     path = prepare(wanted, target)
     report_line("manifest", os.path.relpath(path))
     log = target / "build.log"
@@ -318,16 +286,15 @@ def built(wanted: Wanted) -> Path:
         noted.write_text(options)
     if wanted.romfs_kib:
         environment["CFLAGS_EXTRA"] = f"-DMICROPY_HW_ROMFS_BYTES={wanted.romfs_kib * 1024}"
-    if wanted.chip.port == "rp2" and not wanted.drivers:  # CMake needs this folder although nothing of it is frozen
+    if wanted.port == "rp2" and not wanted.drivers:  # CMake needs this folder although nothing of it is frozen
         lib = target / "micropython-lib"
         lib.mkdir(exist_ok=True)
         (lib / "README.md").write_text("empty\n")
         environment["CMAKE_ARGS"] = f"{environment.get('CMAKE_ARGS', '')} -DMICROPY_LIB_DIR={lib}".strip()
-    words = [f"BOARD={wanted.chip.name}", f"BUILD={target / 'port'}", f"FROZEN_MANIFEST={path}"]
+    words = [f"BOARD={wanted.chip}", f"BUILD={target / 'port'}", f"FROZEN_MANIFEST={path}"]
     words += [f"USER_C_MODULES={wanted.c_modules.resolve()}"] if wanted.c_modules else []
-    run(["make", "-C", str(wanted.port), f"-j{wanted.jobs}", *words], environment, log)
-    made = target / "port" / wanted.chip.products[0]
-    code = target / "port" / wanted.chip.products[1]
+    run(["make", "-C", str(wanted.sources), f"-j{wanted.jobs}", *words], environment, log)
+    made, code = (target / "port" / name for name in PRODUCTS[wanted.port])
     if not made.is_file():
         raise Failure(f"The build succeeded, but {made} does not exist. See {os.path.relpath(log)}.")
     report_line(
