@@ -13,10 +13,10 @@ import pytest
 from app.configuration import ConfigurationError
 from host_tests.client.test_tls import make_ca, make_certificate, openssl
 from tools.broker import Broker, find_mosquitto, free_port
+from tools.command import Failure
 from tools.deploy import certificates
 from tools.deploy.__main__ import main
 from tools.deploy.certificates import CA, CERT, KEY, Tls
-from tools.deploy.errors import DeployFailed
 from tools.virtual_board.device import Device
 
 MPREMOTE = str(Path(sys.executable).parent / "mpremote")
@@ -115,9 +115,9 @@ def test_public_broker_deploys_its_root_certificate(made, listener, monkeypatch)
 @pytest.mark.req("B3")
 def test_untrusted_or_unreachable_broker_is_named(made, listener, monkeypatch):
     monkeypatch.setenv("SSL_CERT_FILE", str(made / "other.crt"))
-    with pytest.raises(DeployFailed, match=r"localhost:\d+ was refused .*ca = "):
+    with pytest.raises(Failure, match=r"localhost:\d+ was refused .*ca = "):
         certificates.files(Tls(True), "localhost", listener)
-    with pytest.raises(DeployFailed, match=r"can't connect to localhost:\d+"):
+    with pytest.raises(Failure, match=r"can't connect to localhost:\d+"):
         certificates.files(Tls(True), "localhost", free_port())
 
 

@@ -21,10 +21,10 @@ import serial
 
 from host_tests.deploy import shrunk
 from tools.broker import Broker
+from tools.command import Failure
 from tools.deploy import __main__ as deploy
 from tools.deploy import build, ports, romfs
 from tools.deploy import link as link_module
-from tools.deploy.errors import DeployFailed
 from tools.deploy.link import BoardSaid, Link
 from tools.journal import image as journal_image
 from tools.journal.report import report
@@ -138,7 +138,7 @@ def test_journal_of_a_deployed_board_is_shown_and_the_application_starts_again(t
         since = len(device.console)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(journal_image, "READ_REGION", "raise OSError(28)")
-            with pytest.raises(DeployFailed, match="OSError"):
+            with pytest.raises(Failure, match="OSError"):
                 journal_image.from_board(device.path)
         device.wait_for(b"boot=3 ", since=since)
 
@@ -373,7 +373,7 @@ class Console:
 )
 def test_failed_deployment_ends_with_the_boards_reason(capsys, lines, reason):
     said = f" The board's last message: {reason}" if reason else " `make monitor` shows the board's output."
-    with pytest.raises(DeployFailed, match=re.escape(f"within 9 s.{said}") + "$"):
+    with pytest.raises(Failure, match=re.escape(f"within 9 s.{said}") + "$"):
         deploy.wait_for_delivery(Console(*lines), 0.0, 9)
     assert reason in capsys.readouterr().out
 
@@ -381,7 +381,7 @@ def test_failed_deployment_ends_with_the_boards_reason(capsys, lines, reason):
 @pytest.mark.req("B3")
 def test_failed_deployment_shows_the_last_lines_that_the_board_printed(capsys):
     lines = (*(f"line {n}" for n in range(30)), "", "network: joined", "soil: no answer on pin 4", "MPY: soft reboot")
-    with pytest.raises(DeployFailed, match="nothing was delivered"):
+    with pytest.raises(Failure, match="nothing was delivered"):
         deploy.wait_for_delivery(Console(*lines), 0.0, 9)
     printed = capsys.readouterr().out.splitlines()
     last = [f"line {n}" for n in range(12, 30)] + ["soil: no answer on pin 4", "MPY: soft reboot"]
@@ -415,7 +415,7 @@ def test_traceback_during_a_deployment_has_the_names_of_the_repository(capsys):
         f'  File "app.application", line 1, in {names["turn"]}',
         "OSError: 5",
     )
-    with pytest.raises(DeployFailed, match=r"OSError: 5$"):
+    with pytest.raises(Failure, match=r"OSError: 5$"):
         deploy.wait_for_delivery(Console(*lines), 0.0, 9)
     assert 'File "app.application", in Application.turn' in capsys.readouterr().out
 
@@ -483,7 +483,7 @@ def test_wrong_board_is_named(found, words):
         "version": (1, 24, 1),
     }
     assert deploy.which_board(good, "pico_w", "/dev/x") == deploy.which_board(good, "auto", "/dev/x") == "pico_w"
-    with pytest.raises(DeployFailed) as failed:
+    with pytest.raises(Failure) as failed:
         deploy.which_board({**good, **found}, "pico_w", "/dev/x")
     assert words in str(failed.value)
 
@@ -495,7 +495,7 @@ def test_wrong_board_is_named(found, words):
 def test_wrong_micropython_is_named_for_a_board_of_the_users_own(found, words):
     good = {"name": "micropython", "platform": "stm32", "machine": "PYBD", "version": (1, 24, 1)}
     assert deploy.which_board(good, "", "/dev/x") == ""
-    with pytest.raises(DeployFailed, match=words):
+    with pytest.raises(Failure, match=words):
         deploy.which_board({**good, **found}, "", "/dev/x")
 
 
@@ -519,7 +519,7 @@ def test_deployment_detects_the_board(platform, machine, board):
     if board:
         assert deploy.which_board(found, "auto", "/dev/x") == board
     else:
-        with pytest.raises(DeployFailed, match="not a known board"):
+        with pytest.raises(Failure, match="not a known board"):
             deploy.which_board(found, "auto", "/dev/x")
 
 
@@ -685,10 +685,10 @@ def test_journal_of_another_size_than_configured_is_reported(capsys, kind, secto
 
 @pytest.mark.req("B3")
 def test_unusable_port_is_named_with_what_to_do(tmp_path, monkeypatch):
-    with pytest.raises(DeployFailed, match="There is no port /dev/nowhere"):
+    with pytest.raises(Failure, match="There is no port /dev/nowhere"):
         ports.find("/dev/nowhere")
     monkeypatch.setattr(ports.list_ports, "comports", list)
-    with pytest.raises(DeployFailed, match="No board found"):
+    with pytest.raises(Failure, match="No board found"):
         ports.find()
 
     class Port:
@@ -696,11 +696,11 @@ def test_unusable_port_is_named_with_what_to_do(tmp_path, monkeypatch):
             self.device, self.vid, self.pid = device, vid, pid
 
     monkeypatch.setattr(ports.list_ports, "comports", lambda: [Port("/dev/ttyACM0", 0x2E8A, 3)])
-    with pytest.raises(DeployFailed, match="BOOTSEL"):
+    with pytest.raises(Failure, match="BOOTSEL"):
         ports.find()
     both = [Port("/dev/ttyACM0", 0x2E8A, 5), Port("/dev/ttyUSB0", 0x10C4, 0xEA60)]
     monkeypatch.setattr(ports.list_ports, "comports", lambda: both)
-    with pytest.raises(DeployFailed, match="Several boards"):
+    with pytest.raises(Failure, match="Several boards"):
         ports.find()
     monkeypatch.setattr(ports.list_ports, "comports", lambda: both[:1])
     assert ports.find() == "/dev/ttyACM0"
@@ -717,7 +717,7 @@ def test_unusable_port_is_named_with_what_to_do(tmp_path, monkeypatch):
 @pytest.mark.req("B3")
 def test_busy_port_is_named(tmp_path):
     with Device(tmp_path / "board") as device:
-        with Link(device.path), pytest.raises(DeployFailed, match="busy"):
+        with Link(device.path), pytest.raises(Failure, match="busy"):
             Link(device.path).open()
         with Link(device.path) as link:
             assert link.run("print(1)").strip() == "1"
@@ -764,7 +764,7 @@ def test_silent_port_is_named(monkeypatch):
     monkeypatch.setattr("tools.deploy.link.SILENT_S", 1)
     master, slave = pty.openpty()
     try:
-        with pytest.raises(DeployFailed, match="does not answer"):
+        with pytest.raises(Failure, match="does not answer"):
             Link(os.ttyname(slave)).open()
     finally:
         os.close(master)
@@ -776,7 +776,7 @@ def test_file_system_full_during_copy_keeps_the_old_file(tmp_path):
     with Device(tmp_path / "board") as device, Link(device.path) as link:
         link.put("/main.py", b"print('old')\n")
         link.run("f = open('/big', 'wb')\nfor _ in range(800): f.write(bytes(1024))\nf.close()", timeout_s=60)
-        with pytest.raises(DeployFailed, match=r"file system is full: /main\.py does not fit"):
+        with pytest.raises(Failure, match=r"file system is full: /main\.py does not fit"):
             link.put("/main.py", bytes(60000))
         assert link.get("/main.py") == b"print('old')\n"
         assert sorted(link.literal("import os; print(os.listdir('/'))")) == ["big", "main.py"]
@@ -787,7 +787,7 @@ def test_file_damaged_in_transfer_is_refused(tmp_path, monkeypatch):
     with Device(tmp_path / "board") as device, Link(device.path) as link:
         link.put("/a", b"old")
         monkeypatch.setattr(link, "_write", lambda path, content, step: link.run(f"open({path!r}, 'w').write('nwe')"))
-        with pytest.raises(DeployFailed, match="did not arrive as it was sent"):
+        with pytest.raises(Failure, match="did not arrive as it was sent"):
             link.put("/a", b"new")
         assert link.get("/a") == b"old"
 
@@ -898,7 +898,7 @@ def test_board_runs_on_after_a_command_that_was_stopped_or_failed(tmp_path, monk
 def test_board_that_does_not_come_back_after_a_reset_is_named(tmp_path, monkeypatch):
     def away(link: Link) -> None:
         link.close()
-        raise DeployFailed("it is gone")
+        raise Failure("it is gone")
 
     with Device(tmp_path / "board") as device:
         with Link(device.path) as link:
@@ -1042,7 +1042,7 @@ def test_watchdog_reset_during_a_command_is_retried(tmp_path):
         device.power_cut()
         device.wait_for(b"flashmqtt runs")
         with Link(device.path) as link:
-            with pytest.raises(DeployFailed, match=r"stopped answering.*run the command again"):
+            with pytest.raises(Failure, match=r"stopped answering.*run the command again"):
                 link.run("import time\nwhile True: time.sleep_ms(10)", timeout_s=1)
             assert deploy.retry_after_reset(link, lambda: link.run("print(6 * 7)", timeout_s=20)).strip() == "42"
         assert "watchdog" in device.resets
@@ -1053,7 +1053,7 @@ def test_board_that_is_unplugged_during_a_command_is_named_with_what_to_do(tmp_p
     with Device(tmp_path / "board") as device, Link(device.path) as link:
         device.stop()
         for act in (lambda: link.run("print(1)"), lambda: link.put("/a", b"a")):
-            with pytest.raises(DeployFailed, match=r"stopped answering.*unplugged.*run the command again"):
+            with pytest.raises(Failure, match=r"stopped answering.*unplugged.*run the command again"):
                 act()
 
 
@@ -1147,7 +1147,7 @@ def test_interrupted_romfs_write_leaves_nothing_mounted(with_romfs, monkeypatch)
         with Link(device.path) as link:
             assert "rom" not in link.literal("import os; print(os.listdir('/'))")
             monkeypatch.setattr(romfs, "_HASH", "print('%d')")
-            with pytest.raises(DeployFailed, match="did not arrive"):
+            with pytest.raises(Failure, match="did not arrive"):
                 romfs.write(link, romfs.packed({"/rom/b": b"new"}), 4096)
 
 
@@ -1169,7 +1169,7 @@ def test_board_that_prints_endlessly_is_refused_and_does_not_hang(monkeypatch):
     printer = threading.Thread(target=print_on)
     printer.start()
     try:
-        with pytest.raises(DeployFailed, match="does not answer with MicroPython's REPL"):
+        with pytest.raises(Failure, match="does not answer with MicroPython's REPL"):
             Link(os.ttyname(slave)).open()
     finally:
         ended.set()

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 from host_tests.waiting import until
-from tools.deploy.errors import DeployFailed
+from tools.command import Failure
 from tools.deploy.link import Link
 from tools.virtual_board.device import Device
 
@@ -295,7 +295,7 @@ def test_board_ends_with_its_supervisor_however_that_ends(tmp_path):
     words = [*COMMAND, "--directory", str(tmp_path)]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, cwd=ROOT) as supervisor:
         found = re.search(r"is on (/dev/\S+);", supervisor.stdout.readline())
-        with Link(found[1]) as link, pytest.raises(DeployFailed):
+        with Link(found[1]) as link, pytest.raises(Failure):
             link.run("import time\nwhile True: time.sleep(1)", timeout_s=1)
         (board,) = Path(f"/proc/{supervisor.pid}/task/{supervisor.pid}/children").read_text().split()
         supervisor.kill()

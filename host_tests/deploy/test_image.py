@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from tools.command import Failure
 from tools.deploy import __main__ as deploy
 from tools.deploy import build, image
-from tools.deploy.errors import DeployFailed
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SOURCES = os.environ.get("FLASHMQTT_MICROPYTHON_SOURCES", "")
@@ -198,7 +198,7 @@ def test_deploy_skips_modules_frozen_in_the_image():
 @pytest.mark.parametrize("application", [True, False])
 def test_deploy_refuses_an_image_with_other_frozen_modules(application):
     frozen = "another state" if application else image.digest(image.texts("pico_w", True, application=False))
-    with pytest.raises(DeployFailed, match="make image BOARD=pico_w APP=1"):
+    with pytest.raises(Failure, match="make image BOARD=pico_w APP=1"):
         deployed(frozen)
 
 

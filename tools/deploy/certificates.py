@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from app.configuration import ConfigurationError
-from tools.deploy.errors import DeployFailed
+from tools.command import Failure
 
 CA, CERT, KEY = "/tls/ca.pem", "/tls/cert.pem", "/tls/key.pem"  # paths on the board
 CONNECT_S = 10.0
@@ -104,7 +104,7 @@ def public_authority(host: str, port: int) -> bytes:
     """Connect to a broker, verify its certificate as a browser would, and return the root certificate of its chain.
 
     Raises:
-        DeployFailed: the broker can't be reached, or its certificate is not from an authority that this machine trusts.
+        Failure: the broker can't be reached, or its certificate is not from an authority that this machine trusts.
     """
     where = f"{host}:{port}"
     hint = 'name the authority\'s certificate in config.toml: [broker] ca = "ca.pem"'
@@ -117,11 +117,11 @@ def public_authority(host: str, port: int) -> bytes:
                 return ssl.DER_cert_to_PEM_cert(secured.get_verified_chain()[-1]).encode()
             return secured._sslobj.get_verified_chain()[-1].public_bytes().encode()  # type: ignore[attr-defined]
     except ssl.SSLCertVerificationError as error:
-        raise DeployFailed(
+        raise Failure(
             f"broker.tls: the certificate of {where} was refused ({error.verify_message}); if it is your own, {hint}"
         ) from None
     except OSError as error:
-        raise DeployFailed(
+        raise Failure(
             f"broker.tls: can't connect to {where} to get its certificate ({error}); connect this machine, or {hint}"
         ) from None
 
@@ -130,7 +130,7 @@ def files(tls: Tls, host: str, port: int) -> dict[str, bytes]:
     """Return the board's files for TLS: path -> content.
 
     Raises:
-        ConfigurationError, DeployFailed: see the functions above.
+        ConfigurationError, Failure: see the functions above.
     """
     if not tls.on:
         return {}

@@ -18,8 +18,8 @@ from mpremote.transport import TransportError, TransportExecError
 from mpremote.transport_serial import SerialTransport
 from serial import SerialException
 
+from tools.command import Failure
 from tools.deploy import ports
-from tools.deploy.errors import DeployFailed
 
 BAUD = 115200
 CHUNK = 2048
@@ -77,7 +77,7 @@ reset()
 """
 
 
-class BoardSaid(DeployFailed):
+class BoardSaid(Failure):
     """Code on the board raised an exception; the text is the last line of the traceback."""
 
 
@@ -113,14 +113,14 @@ class Link:
         """Open the port, interrupt the board's program, and enter the raw REPL.
 
         Raises:
-            DeployFailed: the port can't be opened, or the board does not answer.
+            Failure: the port can't be opened, or the board does not answer.
         """
         self._open()
         try:
             self._enter_raw_repl()
         except (TransportError, SerialException, OSError) as error:
             self.close()
-            raise DeployFailed(
+            raise Failure(
                 f"{self.path} does not answer with MicroPython's REPL. Is MicroPython on the board? Unplug it, plug it in, "
                 "and try again."
             ) from error
@@ -186,7 +186,7 @@ class Link:
 
         Raises:
             BoardSaid: the script raised an exception.
-            DeployFailed: the board was unplugged or does not answer.
+            Failure: the board was unplugged or does not answer.
         """
         self._board.deadline = time.monotonic() + timeout_s
         try:
@@ -199,8 +199,8 @@ class Link:
             raise BoardSaid(problem.decode("utf-8", "replace").strip().splitlines()[-1])
         return printed.decode("utf-8", "replace")
 
-    def _gone(self) -> DeployFailed:
-        return DeployFailed(
+    def _gone(self) -> Failure:
+        return Failure(
             f"The board on {self.path} stopped answering: it was unplugged or reset, or another program reads from its port. "
             "Plug it in, end the other program, and run the command again."
         )
@@ -224,7 +224,7 @@ class Link:
         """Write a file atomically: under a temporary name, checked by its hash, then renamed.
 
         Raises:
-            DeployFailed: the hash differs, or the board's file system is full.
+            Failure: the hash differs, or the board's file system is full.
         """
         new = path + ".new"
         try:
@@ -233,13 +233,13 @@ class Link:
         except SerialException as error:
             raise self._gone() from error
         except (TransportExecError, OSError, BoardSaid) as error:  # mpremote raises the board's OSError here
-            with contextlib.suppress(DeployFailed):
+            with contextlib.suppress(Failure):
                 self.run(f"import os\nos.remove({new!r})")
             raise self._explained(path, error) from error
         except TransportError as error:
             raise self._gone() from error
         if answer != "replaced":
-            raise DeployFailed(f"{path} did not arrive as it was sent; run the command again.")
+            raise Failure(f"{path} did not arrive as it was sent; run the command again.")
 
     def _write(self, path: str, content: bytes, step: Callable[[int], object]) -> None:
         self._make_folders(path)
@@ -273,12 +273,12 @@ class Link:
         """Return a file's content.
 
         Raises:
-            DeployFailed: the file can't be read, or the board does not answer.
+            Failure: the file can't be read, or the board does not answer.
         """
         try:
             return b"".join(map(binascii.a2b_base64, self.run(_READ_FILE % (path, CHUNK), READ_FILE_S).splitlines()))
         except BoardSaid as error:
-            raise DeployFailed(f"{path} can't be read: {error}") from error
+            raise Failure(f"{path} can't be read: {error}") from error
 
     def reset(self) -> None:
         """Reset the chip, like its button, without interrupting the program; if the port disappears, open it again.
@@ -303,7 +303,7 @@ class Link:
             try:
                 self._open()
                 return
-            except DeployFailed:
+            except Failure:
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(0.2)
@@ -313,7 +313,7 @@ class Link:
         try:
             self._enter_raw_repl(soft_reset)
         except (TransportError, SerialException, OSError) as error:
-            raise DeployFailed(f"The board on {self.path} does not return to its REPL after a reset.") from error
+            raise Failure(f"The board on {self.path} does not return to its REPL after a reset.") from error
 
     def lines(self, timeout_s: float, away: Callable[[], object] = lambda: None) -> Iterator[str]:
         """Yield the console's lines as they arrive.
@@ -323,7 +323,7 @@ class Link:
             away: called when the port has disappeared; `lines` then waits for it.
 
         Raises:
-            DeployFailed: the port does not reappear.
+            Failure: the port does not reappear.
         """
         deadline = time.monotonic() + timeout_s
         pending = b""

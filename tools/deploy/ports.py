@@ -9,7 +9,7 @@ from pathlib import Path
 
 from serial.tools import list_ports
 
-from tools.deploy.errors import DeployFailed
+from tools.command import Failure
 
 RASPBERRY_PI = 0x2E8A
 BOOTSEL = (RASPBERRY_PI, 0x0003)
@@ -31,11 +31,11 @@ def find(wanted: str = "auto") -> str:
     """Return the path of the port to use.
 
     Raises:
-        DeployFailed: no port has a board, or several have.
+        Failure: no port has a board, or several have.
     """
     if wanted != "auto":
         if not Path(wanted).exists():
-            raise DeployFailed(f"There is no port {wanted}. {_ports()}")
+            raise Failure(f"There is no port {wanted}. {_ports()}")
         return wanted
     ports = list_ports.comports()
     found = {port.device: KNOWN[(port.vid, port.pid)] for port in ports if (port.vid, port.pid) in KNOWN}
@@ -46,10 +46,10 @@ def find(wanted: str = "auto") -> str:
         )
         if any((port.vid, port.pid) == BOOTSEL for port in ports):
             hint = " A Pico is connected in BOOTSEL mode: install MicroPython on it first (boards/rp2/README.md)."
-        raise DeployFailed(f"No board found on any serial port.{hint}")
+        raise Failure(f"No board found on any serial port.{hint}")
     if len(found) > 1:
         listed = ", ".join(f"{path} ({what})" for path, what in found.items())
-        raise DeployFailed(f"Several boards: {listed}. Choose one: PORT={next(iter(found))}")
+        raise Failure(f"Several boards: {listed}. Choose one: PORT={next(iter(found))}")
     return next(iter(found))
 
 
@@ -58,13 +58,13 @@ def _ports() -> str:
     return f"There are: {', '.join(found)}." if found else "This machine has no serial port; is the board plugged in?"
 
 
-def why_closed(path: str) -> DeployFailed:
+def why_closed(path: str) -> Failure:
     """Return the error to raise for an existing port that can't be opened."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_NOCTTY | os.O_NONBLOCK)
         try:
             if not os.isatty(descriptor):
-                return DeployFailed(f"{path} is not a serial port. {_ports()}")
+                return Failure(f"{path} is not a serial port. {_ports()}")
         finally:
             os.close(descriptor)
     except PermissionError:
@@ -72,14 +72,12 @@ def why_closed(path: str) -> DeployFailed:
             group = grp.getgrgid(os.stat(path).st_gid).gr_name
         except (KeyError, OSError):
             group = "dialout"
-        return DeployFailed(
-            f"No permission to use {path}. Join its group and log in again: sudo usermod -aG {group} $USER"
-        )
+        return Failure(f"No permission to use {path}. Join its group and log in again: sudo usermod -aG {group} $USER")
     except FileNotFoundError:
-        return DeployFailed(f"{path} has disappeared: was the board unplugged?")
+        return Failure(f"{path} has disappeared: was the board unplugged?")
     except OSError as error:
         if error.errno != errno.EBUSY:
-            return DeployFailed(f"{path} can't be opened: {error.strerror}")
-    return DeployFailed(
+            return Failure(f"{path} can't be opened: {error.strerror}")
+    return Failure(
         f"{path} is busy: another program has it open (mpremote, Thonny, a serial monitor?). Close that program and try again."
     )

@@ -25,10 +25,9 @@ from pathlib import Path
 
 from flashmqtt import __version__
 from tools.bootstrap import ROOT
-from tools.command import ended, folder, named, parser_of
+from tools.command import Failure, ended, folder, named, parser_of
 from tools.deploy import package
 from tools.deploy.build import HOST_ONLY, MPY_VERSION, library, packed, write_files
-from tools.deploy.errors import DeployFailed
 
 PC = "x64"
 # mpy-cross's name of each processor for which it can compile our native code, with example boards. "": no machine code.
@@ -75,13 +74,13 @@ def write_python_packages(target: Path) -> None:
     """Write sdist and wheel.
 
     Raises:
-        DeployFailed: the build failed.
+        Failure: the build failed.
     """
     command = [sys.executable, "-m", "hatchling", "build", "-d", str(target)]
     environment = {**os.environ, "SOURCE_DATE_EPOCH": str(EPOCH)}
     ran = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     if ran.returncode:
-        raise DeployFailed(f"hatchling build failed:\n{ran.stdout}{ran.stderr}")
+        raise Failure(f"hatchling build failed:\n{ran.stdout}{ran.stderr}")
 
 
 def write_checksums(target: Path) -> None:
@@ -98,7 +97,7 @@ def check_replaceable(target: Path) -> None:
     """Check that a folder has no files but those of an earlier release.
 
     Raises:
-        DeployFailed: it has others, which building a release would delete.
+        Failure: it has others, which building a release would delete.
     """
     try:
         sums = (target / "SHA256SUMS").read_text().splitlines()
@@ -107,16 +106,14 @@ def check_replaceable(target: Path) -> None:
     known = {line.partition("  ")[2] for line in sums} | {"SHA256SUMS"}
     others = (path for path in target.rglob("*") if not path.is_dir() and str(path.relative_to(target)) not in known)
     if (other := next(others, None)) is not None:
-        raise DeployFailed(
-            f"{target} is not replaced: {other.relative_to(target)} is of no release; give an empty folder"
-        )
+        raise Failure(f"{target} is not replaced: {other.relative_to(target)} is of no release; give an empty folder")
 
 
-def release(target: Path, say=print) -> None:
+def release(target: Path) -> None:
     """Build everything into a folder; an earlier release in it is deleted.
 
     Raises:
-        DeployFailed: a build failed, or the folder has other files; the folder is unchanged.
+        Failure: a build failed, or the folder has other files; the folder is unchanged.
     """
     check_replaceable(target)
     scratch = target.with_name(target.name + ".new")
@@ -124,7 +121,7 @@ def release(target: Path, say=print) -> None:
     scratch.mkdir(parents=True)
     for march, boards in PROCESSORS.items():
         write_mip(scratch / "mip" / mip_folder(march), march)
-        say(f"release: mip/{mip_folder(march):15} {boards}")
+        print(f"release: mip/{mip_folder(march):15} {boards}")
     write_archive(scratch / f"flashmqtt-{__version__}-mip.tar.gz", scratch / "mip", f"flashmqtt-{__version__}-mip")
     write_python_packages(scratch)
     write_checksums(scratch)
@@ -132,10 +129,10 @@ def release(target: Path, say=print) -> None:
     scratch.rename(target)
     for path in sorted(target.iterdir()):
         if path.is_file():
-            say(f"release: {path.name}")
+            print(f"release: {path.name}")
 
 
-@named("release")
+@named("release", status=1)
 def main(argv: list[str] | None = None) -> int:
     """Run the command; return the exit status."""
     parser = parser_of("tools.deploy.release", __doc__)
@@ -145,12 +142,7 @@ def main(argv: list[str] | None = None) -> int:
         default=ROOT / "dist",
         help="the folder (default: dist); an earlier release in it is deleted",
     )
-    arguments = parser.parse_args(argv)
-    try:
-        release(arguments.into)
-    except DeployFailed as error:
-        print(f"release: {error}", file=sys.stderr)
-        return 1
+    release(parser.parse_args(argv).into)
     return 0
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 
 from mpremote.romfs import VfsRomWriter
 
-from tools.deploy.errors import DeployFailed
+from tools.command import Failure
 from tools.deploy.link import CHUNK, Link
 
 FOLDERS = ("/rom/lib/flashmqtt/", "/rom/flashmqtt/", "/rom/app/")  # our folders in ROMFS
@@ -77,7 +77,7 @@ def write(link: Link, content: bytes, block_bytes: int, step: Callable[[int], ob
     """Write the partition and check its hash. The next reset mounts it.
 
     Raises:
-        DeployFailed: the hash differs, or the board does not answer.
+        Failure: the hash differs, or the board does not answer.
     """
     content += bytes(-len(content) % block_bytes)
     blocks = len(content) // block_bytes
@@ -90,4 +90,4 @@ def write(link: Link, content: bytes, block_bytes: int, step: Callable[[int], ob
         link.run(f"d.writeblocks({block}, b)")  # erases the block before writing
         step(block_bytes)
     if link.run(_HASH % blocks, timeout_s=60).strip() != hashlib.sha256(content).hexdigest():
-        raise DeployFailed("ROMFS did not arrive as it was sent; run the command again.")
+        raise Failure("ROMFS did not arrive as it was sent; run the command again.")

@@ -5,9 +5,8 @@ from __future__ import annotations
 import binascii
 from pathlib import Path
 
-from tools.command import explained
+from tools.command import Failure, explained
 from tools.deploy.__main__ import probe, restart, restarted_on_error, retry_after_reset, stop_program
-from tools.deploy.errors import DeployFailed
 from tools.deploy.link import BoardSaid, Link
 from tools.deploy.ports import find
 
@@ -31,19 +30,19 @@ def from_file(path: Path, sector_bytes: int) -> bytes:
     """Return the sectors in a file, or in a backup: a folder `journal` with a file for each sector.
 
     Raises:
-        DeployFailed: the path can't be read, or has no whole sectors.
+        Failure: the path can't be read, or has no whole sectors.
     """
     try:
         files = [path]
         if path.is_dir():
             files = sorted(file for file in (path, path / "journal") for file in file.glob("[0-9]*[0-9]"))
             if not files:
-                raise DeployFailed(f"{path} has no journal: give an image, or a folder that `make backup` made")
+                raise Failure(f"{path} has no journal: give an image, or a folder that `make backup` made")
         content = b"".join(file.read_bytes() for file in files)
     except OSError as error:
-        raise DeployFailed(explained(error)) from None
+        raise Failure(explained(error)) from None
     if not content or len(content) % sector_bytes:
-        raise DeployFailed(f"{path}: {len(content)} bytes are no whole sectors of {sector_bytes} bytes")
+        raise Failure(f"{path}: {len(content)} bytes are no whole sectors of {sector_bytes} bytes")
     return content
 
 
@@ -51,7 +50,7 @@ def from_board(port: str) -> tuple[bytes, int]:
     """Read the region of the board at a serial port; return the bytes and the sector size. The board's program starts again.
 
     Raises:
-        DeployFailed: the board does not answer, or has no journal.
+        Failure: the board does not answer, or has no journal.
     """
     with Link(find(port)) as link:
         found = probe(link)
@@ -61,7 +60,7 @@ def from_board(port: str) -> tuple[bytes, int]:
                 size, *pages = retry_after_reset(link, lambda: link.run(READ_REGION, BOARD_DEADLINE_S)).split()
             except BoardSaid as said:
                 if "no module named 'board'" in str(said):
-                    raise DeployFailed(
+                    raise Failure(
                         "The board has no board.py, so no journal is known there: `make deploy` first"
                     ) from said
                 raise

@@ -48,7 +48,7 @@ def laid_out(files: dict[str, Path], target: Path) -> Path:
         target: the parent folder; made if missing.
 
     Raises:
-        DeployFailed: mpy-cross refused a file; the text has its name and the cause.
+        Failure: mpy-cross refused a file; the text has its name and the cause.
     """
     texts = [name.encode() + path.read_bytes() for name, path in files.items()]
     texts += [path.read_bytes() for path in sorted((ROOT / "tools" / "deploy").glob("*.py"))]
