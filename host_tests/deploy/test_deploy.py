@@ -1006,7 +1006,7 @@ def test_console_of_a_board_continues_however_long_it_slept(tmp_path, monkeypatc
 def test_monitor_leaves_an_idle_board_at_its_prompt(tmp_path):
     with Device(tmp_path / "board") as device:
         started = list(device.resets)
-        status, printed, complaints = run("monitor", "--port", device.path, "--for-a-while", "--timeout", "0.3")
+        status, printed, complaints = run("monitor", "--port", device.path, "--timeout", "0.3")
         assert (status, complaints) == (0, ""), printed
         since = len(device.console)
         port = serial.Serial(device.path)

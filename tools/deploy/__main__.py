@@ -505,7 +505,7 @@ def monitor(arguments: argparse.Namespace) -> None:
 
     try:
         link.reopen()
-        for line in link.lines(arguments.timeout if arguments.for_a_while else 0, away):
+        for line in link.lines(arguments.timeout, away):
             print(line if arguments.plain else explained(line), flush=True)
     except KeyboardInterrupt:
         pass
@@ -521,7 +521,7 @@ def backup(arguments: argparse.Namespace) -> None:
         with restarted_on_error(link, found):
             stop_program(link, found)
             files = present(link, tuple(f"/{name}" for name in found["files"]), timeout_s=300)
-            folder = (arguments.output or ROOT / "backups") / time.strftime("%Y%m%d-%H%M%S")
+            folder = arguments.output / time.strftime("%Y%m%d-%H%M%S")
             folder.mkdir(parents=True)
             try:
                 folder.chmod(0o700)
@@ -589,28 +589,28 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     """Parse the command line."""
     parser = parser_of("tools.deploy", "Install flashmqtt on a board, and maintain it.")
     commands = parser.add_subparsers(dest="command", required=True)
-    for name, act in (("deploy", deploy), ("monitor", monitor), ("backup", backup), ("wipe", wipe)):
-        command = commands.add_parser(name, help=act.__doc__.splitlines()[0] if act.__doc__ else "")
-        command.add_argument("--port", default="auto", help="the serial port; auto: the only connected board")
+    for act in (deploy, monitor, backup, wipe):
+        command = commands.add_parser(act.__name__, help=(act.__doc__ or "").splitlines()[0])
         command.set_defaults(act=act)
-        if name in ("deploy", "wipe"):
-            command.add_argument("--yes", action="store_true", help="answer yes to every question")
-        if name == "deploy":
-            command.add_argument("--board", choices=("auto", *build.BOARDS), default="auto", help="auto: ask the board")
-            own = "your own board.py (boards/README.md)"
-            command.add_argument("--board-file", type=existing_file, default=None, help=own)
-            command.add_argument("--config", type=Path, default=ROOT, help="the folder with config.toml")
-            command.add_argument("--dry-run", action="store_true", help="only show what would be done")
-        if name in ("deploy", "monitor"):
-            command.add_argument("--plain", action="store_true", help="keep all names and modules")
-            waits = "seconds to wait for the first delivery" if name == "deploy" else "seconds, with --for-a-while"
-            command.add_argument("--timeout", type=number(float, 0.1), default=DELIVERY_S, help=waits)
-        if name == "monitor":
-            command.add_argument("--for-a-while", action="store_true", help="exit after --timeout")
-        if name == "backup":
-            command.add_argument("--output", type=folder, default=None, help="the folder; default: backups/")
-        if name == "wipe":
-            command.add_argument("--journal", action="store_true", help="also remove the journal")
+        add = command.add_argument
+        add("--port", default="auto", help="the serial port; auto: the only connected board")
+        if act is deploy:
+            add("--board", choices=("auto", *build.BOARDS), default="auto", help="auto: ask the board")
+            add("--board-file", type=existing_file, help="your own board.py (boards/README.md)")
+            add("--config", type=Path, default=ROOT, help="the folder with config.toml")
+            add("--dry-run", action="store_true", help="only show what would be done")
+            waits = "seconds to wait for the first delivery"
+            add("--timeout", type=number(float, 0.1), default=DELIVERY_S, help=waits)
+        if act is monitor:
+            add("--timeout", type=number(float, 0.1), default=0, help="seconds until it ends; default: until Ctrl-C")
+        if act in (deploy, monitor):
+            add("--plain", action="store_true", help="keep all names and modules")
+        if act in (deploy, wipe):
+            add("--yes", action="store_true", help="answer yes to every question")
+        if act is backup:
+            add("--output", type=folder, default=ROOT / "backups", help="the folder; default: backups/")
+        if act is wipe:
+            add("--journal", action="store_true", help="also remove the journal")
     return parser.parse_args(argv)
 
 
