@@ -146,6 +146,7 @@ def _key(item: pytest.Function) -> str:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Let each of several processes begin its collection in another folder, so that no two compile the same tests."""
+    gc.disable()  # until all is collected
     if hasattr(config, "workerinput") and config.args == ["host_tests"]:
         folders = sorted({str(path.parent.relative_to(config.rootpath)) for path in HERE.glob("*/test_*.py")})
         number = int(config.workerinput["workerid"].removeprefix("gw"))
@@ -160,6 +161,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """
     gc.collect()
     gc.freeze()
+    gc.enable()
     gc.set_threshold(50_000, 20, 20)
 
 

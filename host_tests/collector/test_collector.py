@@ -995,7 +995,7 @@ def test_missing_broker_is_reported_and_retried(tmp_path):
 @pytest.mark.req("P1", "W12")
 def test_shared_subscription_with_a_killed_collector_loses_nothing(tmp_path):
     """Shared subscription, level 5: messages that the killed one had not acknowledged wait for it; none is lost or duplicated."""
-    shared = ("--level", "5", "--topic", "$share/landing/flashmqtt/#", "--segment-seconds", "1")
+    shared = ("--level", "5", "--topic", "$share/landing/flashmqtt/#", "--segment-seconds", "3")
     with brokers.Broker(tmp_path / "broker", kind="mosquitto") as broker:
         collectors = [Process(tmp_path, broker.port, *shared, name=name) for name in ("one", "two", "three")]
         for collector in collectors:
