@@ -37,11 +37,11 @@ BESIDES = (
 # It disables the machine code and needs the other implementation, which a packed library does not have.
 LEFT_OUT = "test_codec_without_native.py"
 TESTS = sorted(path.stem for path in BOTH.glob("test_*.py") if path.name != LEFT_OUT)
-# Their parameters are seeds, sizes and positions. On the packed library each test runs with the first, middle and last of them:
+# Their parameters are seeds, sizes, positions and scripts. On the packed library each test runs with the first, middle and last of them:
 # a wrong name fails with any parameters that reach its line. `host_tests/both` runs all parameters on the source.
 FEW = (
-    *("test_flashsim", "test_journal_held_pieces", "test_journal_reserve", "test_long_messages", "test_pinned"),
-    "test_session_random",
+    *("test_flashsim", "test_journal_held_pieces", "test_journal_powercut", "test_journal_reserve"),
+    *("test_long_messages", "test_pinned", "test_session_random"),
 )
 
 
@@ -431,7 +431,7 @@ def test_short_name_does_not_collide_with_existing_names():
 @pytest.mark.req("B2")
 def test_names_that_micropython_also_has_are_not_shortened():
     changed: set[str] = {"wrap_socket"}
-    for board in build.BOARDS:
+    for board in {folder: board for board, (folder, *_) in build.BOARDS.items()}.values():
         nodes = [node for path in build.sources(board).values() for node in ast.walk(ast.parse(path.read_text()))]
         used = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
         used |= {
