@@ -24,6 +24,8 @@ KINDS = {
     layout.NOTE: "note",
 }
 STATES = {0: "state", layout.MOUNT: "mount", layout.CLOSE: "clean end"}
+SECTOR_HEADINGS = "sector state sequence behind boot erases low first floor held records damaged torn used"
+RECORD_HEADINGS = "sector offset kind sequence piece state bytes content"
 WIDTH = 60  # characters of a record's content
 UNNOTED = "The newest waiting messages may be delivered: the last acknowledgements are in flash after the next write."
 DONE = ("finished", "released", "void", "old")  # states of records that are no longer needed
@@ -103,16 +105,9 @@ class Sector:
     limit: int = 0  # the end of the valid records, by the next sector's header
 
 
-HEADER_FIELDS = {
-    "low": (layout.H_LOW, 4),
-    "first": (layout.H_FIRST, 4),
-    "floor": (layout.H_FLOOR, 4),
-    "boot": (layout.H_BOOT, 4),
-    "erases": (layout.H_ERASES, 4),
-    "tail": (layout.H_TAIL, 2),
-    "prev": (layout.H_PREV, 2),
-    "prev_end": (layout.H_PREV_END, 2),
-    "prev_seq": (layout.H_PREV_SEQ, 4),
+HEADER_FIELDS = {  # name -> bytes
+    **dict.fromkeys(("low", "first", "floor", "boot", "erases", "prev_seq"), 4),
+    **dict.fromkeys(("tail", "prev", "prev_end"), 2),
 }
 
 
@@ -135,7 +130,8 @@ def read_sector(number: int, content: bytes) -> Sector:
     if listed > layout.HELD_MAX or crc32(content[: end - 4]) != _number(content, end - 4, 4):
         return Sector(number, "torn")
     sector = Sector(number, "old", _number(content, layout.H_SEQ, 4))
-    sector.fields = {name: _number(content, at, n) for name, (at, n) in HEADER_FIELDS.items()}
+    for name, n in HEADER_FIELDS.items():
+        sector.fields[name] = _number(content, getattr(layout, f"H_{name.upper()}"), n)
     sector.fields["continued"] = content[layout.H_HELD] & layout.H_CONTINUED and 1
     sector.note = content[layout.H_NOTE : layout.H_NOTE + layout.NOTE_SIZE]
     sector.held, sector.used, sector.limit = listed, end, len(content)
@@ -300,47 +296,18 @@ def report(content: bytes, sector_bytes: int, *, everything: bool = False) -> tu
 
 
 def _sectors(sectors: Sequence[Sector], sector_bytes: int) -> str:
-    headings = (
-        "sector",
-        "state",
-        "sequence",
-        "behind",
-        "boot",
-        "erases",
-        "low",
-        "first",
-        "floor",
-        "held",
-        "records",
-        "damaged",
-        "torn",
-        "used",
-    )
-    rows = []
+    headings = SECTOR_HEADINGS.split()
+    rows: list[list[str]] = []
     for sector in sectors:
-        if not sector.fields:
-            rows.append((str(sector.number), sector.state, *[""] * (len(headings) - 2)))
-            continue
         fields = sector.fields
-        prev = "" if fields["prev"] == layout.NONE else f"{fields['prev']} to {fields['prev_end']}"
-        rows.append(
-            (
-                str(sector.number),
-                sector.state,
-                f"{sector.seq:,}",
-                prev,
-                str(fields["boot"]),
-                f"{fields['erases']:,}",
-                f"{fields['low']:,}",
-                f"{fields['first']:,}" + ("+" if fields["continued"] else ""),
-                f"{fields['floor']:,}",
-                str(sector.held or ""),
-                str(len(sector.records)),
-                str(sector.damaged or ""),
-                str(sector.torn or ""),
-                f"{100 * sector.used // sector_bytes} %",
-            )
-        )
+        row: list[int | str] = [sector.number, sector.state, *[""] * (len(headings) - 2)]
+        if fields:
+            prev = "" if fields["prev"] == layout.NONE else f"{fields['prev']} to {fields['prev_end']}"
+            first = f"{fields['first']:,}" + ("+" if fields["continued"] else "")
+            row[2:9] = sector.seq, prev, fields["boot"], fields["erases"], fields["low"], first, fields["floor"]
+            row[9:13] = sector.held or "", len(sector.records), sector.damaged or "", sector.torn or ""
+            row[13] = f"{100 * sector.used // sector_bytes} %"
+        rows.append([f"{cell:,}" if isinstance(cell, int) else cell for cell in row])
     return _table(headings, rows, "><" + ">" * (len(headings) - 2))
 
 
@@ -353,18 +320,9 @@ def _records(sectors: Sequence[Sector], mounted: bool, everything: bool) -> str:
                 hidden += 1
                 continue
             text = _text(record.body) if record.holds_body else record.body.hex(" ")
-            rows.append(
-                (
-                    f"{record.sector}",
-                    f"{record.offset}",
-                    record.name,
-                    record.identity,
-                    record.piece_name,
-                    state if mounted or not record.holds_body else "?",
-                    f"{len(record.body)}",
-                    text[:WIDTH],
-                )
-            )
+            state = state if mounted or not record.holds_body else "?"
+            row = record.sector, record.offset, record.name, record.identity, record.piece_name, state, len(record.body)
+            rows.append([*map(str, row), text[:WIDTH]])
     note = (
         f"{hidden} more: finished messages and own records of the journal (shown by --all; make dump ALL=1)"
         if hidden
@@ -372,8 +330,7 @@ def _records(sectors: Sequence[Sector], mounted: bool, everything: bool) -> str:
     )
     if not rows:
         return f"No message is alive. {note}".strip() if mounted else note
-    headings = ("sector", "offset", "kind", "sequence", "piece", "state", "bytes", "content")
-    return _table(headings, rows, ">><>><><") + ("\n" + note if note else "")
+    return _table(RECORD_HEADINGS.split(), rows, ">><>><><") + ("\n" + note if note else "")
 
 
 def _text(body: bytes) -> str:
