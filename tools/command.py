@@ -169,7 +169,7 @@ def columns(rows: Sequence[Sequence[str]], alignment: str) -> list[str]:
     ]
 
 
-def progress_bar(iterable: Iterable[Any] | None = None, disable: bool = False, **options: Any) -> Any:
+def progress_bar(iterable: Iterable[Any] | None = None, **options: Any) -> Any:
     """Return tqdm's progress bar as all commands show it.
 
     On a terminal it is as wide as the terminal, and removed at the end. Elsewhere (a log, CI) it is a line of text after
@@ -194,12 +194,11 @@ def progress_bar(iterable: Iterable[Any] | None = None, disable: bool = False, *
                 self._due = now + max(LINE_S, (now - self._begun) / 10)
                 print(self, file=sys.stderr, flush=True)
 
-    options = {"disable": disable, "leave": False, **options}
-    if disable or sys.stderr.isatty():
-        return tqdm(iterable, dynamic_ncols=True, **options)
+    if sys.stderr.isatty():
+        return tqdm(iterable, dynamic_ncols=True, leave=False, **options)
     if "desc" in options:
         options["desc"] += ": "
-    return Lines(iterable, **{**options, "bar_format": LINE})
+    return Lines(iterable, **{"leave": False, **options, "bar_format": LINE})
 
 
 def folder(text: str) -> Path:
