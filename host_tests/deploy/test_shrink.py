@@ -37,8 +37,8 @@ BESIDES = (
 # It disables the machine code and needs the other implementation, which a packed library does not have.
 LEFT_OUT = "test_codec_without_native.py"
 TESTS = sorted(path.stem for path in BOTH.glob("test_*.py") if path.name != LEFT_OUT)
-# Their parameters are seeds, sizes, positions and scripts. On the packed library each test runs with the first, middle and last of
-# them: a wrong name fails with any parameters that reach its line. `host_tests/both` runs all parameters on the source.
+# Their parameters are seeds, sizes, positions and scripts. On the packed library each test runs with the first, middle and last
+# of them: a wrong name fails with any parameters that reach its line. `host_tests/both` runs all parameters on the source.
 FEW = (
     *("test_flashsim", "test_journal_held_pieces", "test_journal_powercut", "test_journal_reserve"),
     *("test_long_messages", "test_pinned", "test_session_random"),

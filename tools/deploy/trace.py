@@ -19,8 +19,9 @@ _PLACE = re.compile(r'File "([\w.]+)", line \d+, in (\S+)')
 
 
 @functools.cache
-def _program(board: str):
-    paths = {build.module_name(path): source for path, source in build.sources(board).items() if path.endswith(".mpy")}
+def _program():
+    """Return a Pico W's modules and the same ones shrunk: other boards differ in `board` only."""
+    paths = {build.module_name(path): file for path, file in build.sources("pico_w").items() if path.endswith(".mpy")}
     texts = {name: source.read_text() for name, source in paths.items()}
     return texts, build.shrunk(texts)
 
@@ -36,11 +37,11 @@ def _functions(node: ast.AST, around: str = "") -> Iterator[str]:
         yield from _functions(inner, name)
 
 
-def explained(line: str, board: str = "pico_w") -> str:
+def explained(line: str) -> str:
     """Return a board's output line with the repository's file and function."""
 
     def place(found: re.Match[str]) -> str:
-        texts, shrunk = _program(board)
+        texts, shrunk = _program()
         functions = [
             f'File "{module}", in {function}'
             for module in shrunk.members.get(found[1], ())
