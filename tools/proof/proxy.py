@@ -133,7 +133,6 @@ class Counts:
     cuts: int = 0
     cuts_inside_a_packet: int = 0
     bytes_up: int = 0
-    bytes_down: int = 0
 
 
 @dataclass(eq=False)
@@ -312,8 +311,6 @@ class Proxy:
                     self.counts.bytes_up += len(chunk)
                     if link.cut_inside and await self._cut_inside(link, chunk, writer):
                         return
-                else:
-                    self.counts.bytes_down += len(chunk)
                 if self._watch:
                     pending += chunk
                     while end := packet_end(pending):

@@ -2,7 +2,7 @@
 
 Each wake is a start of the real program: it samples, sends what is stored, waits for acknowledgements until its deadline,
 and sleeps. In the last wakes there is a network. In the end each message that the board ever stored must be in the collector's
-landing once. It counts what a wake costs on the wire and in flash.
+landing once.
 
 The chain is that of `make run` and `make soak`. The loop is its own: a wake begins when the wake before has ended, and not at a
 moment of the run's progress or time.
@@ -11,14 +11,13 @@ moment of the run's progress or time.
 from __future__ import annotations
 
 import asyncio
-import re
-import statistics
 import sys
 import tempfile
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from tools.broker import Broker
+from tools.children import tail
 from tools.command import ended, named, number, parser_of, progress_bar
 from tools.proof.chain import ABSENCE, POWER, Chain, RunStats
 from tools.proof.soak import judge
@@ -27,7 +26,6 @@ DEVICE = "sleeper-1"
 AWAKE_S = 1
 FLASH_KIB = 64
 FURTHER_WAKES = 20  # at most, to send what is still stored
-_FLASH = re.compile(r"^flash programs=(\d+) erases=(\d+) read=(\d+)", re.MULTILINE)
 
 
 @dataclass
@@ -35,17 +33,11 @@ class WakeStats(RunStats):
     """What the wakes of a board showed.
 
     Attributes:
-        up, down: bytes on the wire in each wake with a network.
-        programs, erases: page programs and sector erases of each wake that was not cut.
         missing: how many stored messages are not in the landing.
         repeated: how many messages are there more than once at QoS 2, which must not be.
         resent: the same at QoS 1: their acknowledgement came after the deadline, or not at all.
     """
 
-    up: list[int] = field(default_factory=list)
-    down: list[int] = field(default_factory=list)
-    programs: list[int] = field(default_factory=list)
-    erases: list[int] = field(default_factory=list)
     missing: int = 0
     repeated: int = 0
     resent: int = 0
@@ -72,11 +64,11 @@ async def sleep_and_wake(wakes: int, directory: Path, seed: int, cuts: float = 0
             else:
                 proxy.refuse(ABSENCE)
                 chain.count(ABSENCE)
-            await _wake(chain, stats, not last and chain.rng.random() < cuts)
+            await _wake(chain, not last and chain.rng.random() < cuts)
         for _ in range(FURTHER_WAKES):  # on a busy machine a wake's deadline may come before its acknowledgements
             if not board.progress.waiting:
                 break
-            await _wake(chain, stats, False)
+            await _wake(chain, False)
         board.note_counters()
         await chain.collector.quiet()
     landed = judge.landing(chain.collector.landing)
@@ -85,12 +77,10 @@ async def sleep_and_wake(wakes: int, directory: Path, seed: int, cuts: float = 0
     return stats
 
 
-async def _wake(chain: Chain, stats: WakeStats, cut: bool) -> None:
-    """Let the board wake once; with `cut`, its power goes meanwhile, and the wake is not counted in the costs."""
+async def _wake(chain: Chain, cut: bool) -> None:
+    """Let the board wake once; with `cut`, its power goes meanwhile."""
     (board,), (proxy,), rng = chain.boards, chain.proxies, chain.rng
     proxy.admit(POWER)
-    offset = board.console.stat().st_size if board.console.exists() else 0
-    up, down = proxy.counts.bytes_up, proxy.counts.bytes_down
     await board.power_on("deep-sleep")
     if cut:
         await asyncio.sleep(rng.uniform(0.02, 0.15))
@@ -103,25 +93,8 @@ async def _wake(chain: Chain, stats: WakeStats, cut: bool) -> None:
             chain.count(POWER)
             return
     await board.asleep()
-    printed = board.console.read_text(errors="replace")[offset:]
-    found = _FLASH.search(printed)
-    if found is None:
-        raise RuntimeError(f"the board did not go to sleep: {printed}")
-    stats.programs.append(int(found[1]))
-    stats.erases.append(int(found[2]))
-    if proxy.accepting:
-        stats.up.append(proxy.counts.bytes_up - up)
-        stats.down.append(proxy.counts.bytes_down - down)
-
-
-def figures(stats: WakeStats) -> dict[str, float]:
-    """Return the costs of a wake: medians for the wire, means for the flash."""
-    return {
-        "bytes_up": statistics.median(stats.up),
-        "bytes_down": statistics.median(stats.down),
-        "programs": statistics.fmean(stats.programs),
-        "erases": statistics.fmean(stats.erases),
-    }
+    if tail(board.console, 1) != "asleep":
+        raise RuntimeError(f"the board did not go to sleep: {tail(board.console)}")
 
 
 @named("wakes")
@@ -142,7 +115,6 @@ def main(argv: list[str] | None = None) -> int:
         f"{stats.messages} messages stored, {stats.missing} missing, {stats.repeated} more than once at QoS 2, "
         f"{stats.resent} resent at QoS 1 because their acknowledgement came after the deadline"
     )
-    print("a wake: " + ", ".join(f"{name} {value:.2f}" for name, value in figures(stats).items()))
     return 1 if stats.missing or stats.repeated else 0
 
 

@@ -36,7 +36,7 @@ from tools.proof.bench import figures as documents
 from tools.proof.bench._goals import GOALS, MET, shown
 from tools.proof.bench.figures import AREAS, RESULTS
 
-COUNTED = ("proofs", "size", "journal", "wakes", "chip")  # areas whose figures do not depend on the machine's load
+COUNTED = ("proofs", "size", "journal", "chip")  # areas whose figures do not depend on the machine's load
 AREA_S = 480  # an area that takes longer is stopped; its module may define a longer AREA_S
 NOISY_LOAD = 0.5  # cores that other processes keep busy before an area begins
 PACKAGES = (

@@ -134,11 +134,8 @@ def told(bench: Bench, measured: dict[str, list[dict[str, Any]]], starts: list[f
             raise RuntimeError(f"{one['job']} finds {one['missing']} missing in a fleet that misses none")
     if (peer["rows"], peer["copies"]) != (whole["rows"], whole["copies"]):
         raise RuntimeError("the jobs do not agree on what they read")
-    bench.figure("pipeline.whole_8m.cpu_s", whole["cpu_s"])
     bench.figure("pipeline.whole_8m.cpu_ratio_duckdb", whole["cpu_s"] / peer["cpu_s"])
-    bench.figure("pipeline.whole_8m.peak_bytes_duckdb", peer["peak_bytes"])
     bench.figure("pipeline.batch_8m.rows_per_s", warm[-1]["rows"] / warm[-1]["wall_s"])
-    bench.figure("pipeline.growth", (warm[-1]["cpu_s"] / warm[0]["cpu_s"]) / (warm[-1]["rows"] / warm[0]["rows"]))
     bench.figure("pipeline.stream.rows_per_s", streams[0]["rows"] / streams[0]["wall_s"])
     bench.figure("pipeline.peak_bytes", max(one["peak_bytes"] for kind in ("whole", "spark") for one in measured[kind]))
     bench.figure("pipeline.task_bytes", max(one["task_bytes"] for one in measured["spark"]))

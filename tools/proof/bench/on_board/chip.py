@@ -1,7 +1,6 @@
 # mypy: ignore-errors
 """The board's side of the chip's figures: `measure(CASE, COUNT, REGION)` returns the time of each of COUNT operations, in
-microseconds. REGION is a function that opens the journal's region. On a unix port: `chip.py CASE COUNT IMAGE`. Only the library's
-public calls are used.
+microseconds. REGION is a function that opens the journal's region. Only the library's public calls are used.
 
 The socket costs almost nothing: its writes and reads are calls of a RingIO, which is C code. The broker's answers are made
 between the measured intervals.
@@ -177,47 +176,41 @@ def peer(qos, count):
     return took
 
 
-def received(qos, number):
-    """Return a PUBLISH packet as a broker sends it."""
-    identity = bytes((number >> 8, number & 255)) if qos else b""
-    body = bytes((0, len(TOPIC))) + TOPIC + identity + PAYLOAD
-    return bytes((0x30 | qos << 1, len(body))) + body
-
-
-def timed_receive(qos, count, link, take, got):
-    """Return the time that `take` needs for each message, with its acknowledgement; the handler appends to `got`.
+def timed_receive(count, link, take, got):
+    """Return the time that `take` needs for each message at QoS 1, with its acknowledgement; the handler appends to `got`.
 
     Each message arrives alone.
     """
     watch = Watch()
     took = []
     for number in range(1, count + 1):
-        link.incoming.write(received(qos, number))
+        body = bytes((0, len(TOPIC))) + TOPIC + bytes((number >> 8, number & 255)) + PAYLOAD
+        link.incoming.write(bytes((0x32, len(body))) + body)
         begin = ticks_us()
         take()
         watch.add(begin, ticks_us())
-        if len(got) != number or len(link.outgoing.read() or b"") != 4 * qos:
+        if len(got) != number or len(link.outgoing.read() or b"") != 4:
             raise OSError("not received")
         took.append(watch.take())
     return took
 
 
-def receive(qos, count):
+def receive(count):
     """Return the time to receive each message, without the wait for its arrival."""
     from flashmqtt.session.ram import RamStore
 
     got = []
-    client = connected(RamStore(), TOPIC, qos, lambda message: got.append(1))
+    client = connected(RamStore(), TOPIC, 1, lambda message: got.append(1))
     client.poll(0)
-    return timed_receive(qos, count, Network.last, client.poll, got)
+    return timed_receive(count, Network.last, client.poll, got)
 
 
-def peer_receive(qos, count):
+def peer_receive(count):
     """Return the time that umqtt.simple needs to receive each message."""
     client, link = peer_client()
     got = []
     client.set_callback(lambda topic, payload: got.append(1))
-    return timed_receive(qos, count, link, client.wait_msg, got)
+    return timed_receive(count, link, client.wait_msg, got)
 
 
 def append(region, policy, count):
@@ -260,21 +253,19 @@ def imports():
 
 def measure(case, count, region):
     """Return the time of each operation of a case, in microseconds."""
-    if case == "nothing":
-        return []
     if case == "import":
         return imports()
     if case == "mount":
         return mount(region())
     if case.startswith("append"):
         return append(region(), "DROP_OLDEST" if case == "append_full" else "REFUSE", count)
+    if case == "umqtt_in1":
+        return peer_receive(count)
+    if case == "in1":
+        return receive(count)
     qos = int(case[-1])
-    if case.startswith("umqtt_in"):
-        return peer_receive(qos, count)
     if case.startswith("umqtt"):
         return peer(qos, count)
-    if case.startswith("in"):
-        return receive(qos, count)
     if case.startswith("ram"):
         from flashmqtt.session.ram import RamStore
 
@@ -314,15 +305,3 @@ class Memory:
             at = argument * SECTOR_BYTES
             self.cells[at : at + SECTOR_BYTES] = b"\xff" * SECTOR_BYTES
         return {4: SECTORS, 5: SECTOR_BYTES}.get(request, 0)
-
-
-def on_unix(case, count, path):
-    """Measure on a unix port, with the journal in a file."""
-    from flashmqtt.flash.block import BlockRegion
-
-    device = Memory(path)
-    return measure(case, count, lambda: BlockRegion(device))
-
-
-if __name__ == "__main__" and len(sys.argv) == 4:
-    print(on_unix(sys.argv[1], int(sys.argv[2]), sys.argv[3]))

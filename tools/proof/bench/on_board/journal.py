@@ -1,4 +1,4 @@
-"""Runs on MicroPython: measures the heap with 10 and 10,000 stored messages."""
+"""Runs on MicroPython: measures how much more heap 10,000 stored messages take than 10."""
 
 import gc
 import sys
@@ -14,8 +14,7 @@ def used():
 
 
 def main(path):
-    """Print `name value` lines."""
-    before = used()
+    """Print the growth."""
     journal = Journal(FileRegion(path, 512, 4096, 256))
     message = bytearray(100)
     for _ in range(10):
@@ -23,8 +22,7 @@ def main(path):
     at_10 = used()
     while journal.next_seq - journal.low < 10_000:
         journal.append(message, 100)
-    print("heap_growth_bytes", used() - at_10)
-    print("heap_bytes_64bit", at_10 - before)
+    print(used() - at_10)
 
 
 main(sys.argv[1])

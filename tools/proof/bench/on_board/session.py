@@ -19,10 +19,31 @@ TOPIC = b"bench/01234567890123"  # 20 characters
 PAYLOAD = b"x" * 64
 
 
-class Ours:
-    """flashmqtt's blocking client."""
+class Taken:
+    """Counts the received messages, and takes the time from the first one on."""
 
+    received = 0
     ended = False
+
+    def take(self, payload_bytes):
+        """Count a message; the last one is short."""
+        if payload_bytes == 3:
+            self.ended = True
+            return
+        if not self.received:
+            self.begin = time.ticks_ms()
+            self.cpu = time.clock()
+        self.received += 1
+
+    def rates(self):
+        """Return messages per second and CPU time per message, without the wait for the first one."""
+        seconds = time.ticks_diff(time.ticks_ms(), self.begin) / 1000
+        n = self.received - 1
+        return {"per_s": n / (seconds or 0.001), "cpu_us": (time.clock() - self.cpu) * 1e6 / n}
+
+
+class Ours(Taken):
+    """flashmqtt's blocking client."""
 
     def __init__(self, journal):
         from flashmqtt.backoff import Backoff
@@ -59,7 +80,6 @@ class Ours:
             backoff=Backoff(base_ms=100, cap_ms=500),
         )
         self.mqtt.connect(5)
-        self.received = 0
 
     def publish(self):
         """Publish one message."""
@@ -72,45 +92,22 @@ class Ours:
 
     def subscribe(self):
         """Subscribe to what the harness publishes."""
-
-        def count(message):
-            if message.payload_end - message.payload_start == 3:
-                self.ended = True
-            else:
-                if not self.received:
-                    self.begin = time.ticks_ms()
-                    self.cpu = time.clock()
-                self.received += 1
-
-        self.mqtt.subscribe("bench/in", QOS, count)
+        self.mqtt.subscribe("bench/in", QOS, lambda message: self.take(message.payload_end - message.payload_start))
 
     def receive(self):
         """Wait for a message, or a moment."""
         self.mqtt.poll(1000)
 
 
-class Simple:
+class Simple(Taken):
     """umqtt.simple, as it comes from PyPI."""
-
-    ended = False
 
     def __init__(self):
         from umqtt.simple import MQTTClient
 
         self.mqtt = MQTTClient("bench-simple", "127.0.0.1", PORT)
-        self.mqtt.set_callback(self.count)
+        self.mqtt.set_callback(lambda topic, payload: self.take(len(payload)))
         self.mqtt.connect()
-        self.received = 0
-
-    def count(self, topic, payload):
-        """Count a message."""
-        if payload == b"end":
-            self.ended = True
-        else:
-            if not self.received:
-                self.begin = time.ticks_ms()
-                self.cpu = time.clock()
-            self.received += 1
 
     def publish(self):
         """Publish one message."""
@@ -162,9 +159,7 @@ def take(client):
     print("ready")
     while not client.ended:  # at QoS 0 a broker may drop some
         client.receive()
-    seconds = time.ticks_diff(time.ticks_ms(), client.begin) / 1000
-    n = client.received - 1  # after the first message, because the wait for that one is not measured
-    return {"per_s": n / (seconds or 0.001), "cpu_us": (time.clock() - client.cpu) * 1e6 / n}
+    return client.rates()
 
 
 def take_aio():
@@ -175,21 +170,16 @@ def take_aio():
     from flashmqtt.session.ram import RamStore
 
     async def main():
+        taken = Taken()
         async with Client("127.0.0.1", PORT, "bench-aio", RamStore(COUNT)) as client:
             await client.subscribe("bench/in", QOS)
             gc.collect()
             print("ready")
-            received = begin = cpu = 0
             async for message in client:
-                if message.payload_end - message.payload_start == 3:
+                taken.take(message.payload_end - message.payload_start)
+                if taken.ended:
                     break
-                if not received:
-                    begin = time.ticks_ms()
-                    cpu = time.clock()
-                received += 1
-            seconds = time.ticks_diff(time.ticks_ms(), begin) / 1000
-            n = received - 1
-            return {"per_s": n / (seconds or 0.001), "cpu_us": (time.clock() - cpu) * 1e6 / n}
+        return taken.rates()
 
     return asyncio.run(main())
 
@@ -225,11 +215,9 @@ def silence(client):
 
 def burst(client):
     """Return how many of COUNT messages, published at once by the harness at `ready`, arrive in one connection."""
-    from time import ticks_add
-
     client.subscribe()
     print("ready")
-    end = ticks_add(time.ticks_ms(), 20_000)
+    end = time.ticks_add(time.ticks_ms(), 20_000)
     while client.received < COUNT and client.mqtt.link.connects == 1 and time.ticks_diff(end, time.ticks_ms()) > 0:
         client.mqtt.poll(50)
     return {"received": client.received}
