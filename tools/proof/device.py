@@ -80,8 +80,9 @@ def make_store(journal, sectors, flash_time):
     return Journal(FileRegion(journal, sectors, page_bytes=256, sync=False))
 
 
-def make_client(kind, settings):
-    """Return a client of this class with these settings."""
+def make_client(aio, settings):
+    """Return the asyncio client or the blocking one, with these settings."""
+    module = __import__("flashmqtt.aio" if aio else "flashmqtt.client", None, None, ("Client",))
     store = make_store(settings.pop("journal"), settings.pop("sectors"), settings.pop("flash_time", 0))
     ca = settings.pop("ca", None)
     tls = None
@@ -89,82 +90,7 @@ def make_client(kind, settings):
         from flashmqtt.tls import context
 
         tls = context(ca=ca)
-    return kind(store=store, tls=tls, backoff=Backoff(*settings.pop("backoff")), **settings)
-
-
-class Blocking:
-    """The blocking client; its coroutines wait for nothing but the client."""
-
-    def __init__(self, settings, take):
-        from flashmqtt.client import Client
-
-        self.client = make_client(Client, settings)
-        self._take = take
-
-    async def turn(self, ms=TURN_MS):
-        """Let the client work for a moment."""
-        self.client.poll(ms)
-
-    async def connect(self):
-        """Connect."""
-        return self.client.connect(ANSWER_S)
-
-    async def start(self):
-        """Begin to connect."""
-        self.client.start()
-
-    async def subscribe(self, topic, qos):
-        """Subscribe; messages go to the handler."""
-        return self.client.subscribe(topic, qos, None if self.client.on_message else self._take)
-
-    async def publish(self, *arguments):
-        """Publish; return the handle."""
-        return self.client.publish(*arguments)
-
-    async def disconnect(self):
-        """Disconnect."""
-        self.client.disconnect()
-
-
-class Tasks:
-    """The asyncio client; messages are received by `async for`, if no handler takes all."""
-
-    def __init__(self, settings, take):
-        from flashmqtt.aio import Client
-
-        self.client = make_client(Client, settings)
-        self._take = take
-        self._taking = None
-
-    async def turn(self, ms=TURN_MS):
-        """Let the client's task work for a moment."""
-        await asyncio.sleep(ms / 2000)
-
-    async def connect(self):
-        """Connect."""
-        return await self.client.connect(ANSWER_S)
-
-    async def subscribe(self, topic, qos):
-        """Subscribe, and receive messages from now on."""
-        granted = await self.client.subscribe(topic, qos)
-        if self._taking is None and not self.client.on_message:
-            self._taking = asyncio.create_task(self._receive())
-        return granted
-
-    async def _receive(self):
-        try:
-            async for message in self.client:
-                self._take(message)
-        except Exception as error:
-            say("ended", type(error).__name__, "async for: %s" % error)
-
-    async def publish(self, *arguments):
-        """Publish; return the handle."""
-        return await self.client.publish(*arguments)
-
-    async def disconnect(self):
-        """Disconnect."""
-        await self.client.disconnect()
+    return module.Client(store=store, tls=tls, backoff=Backoff(*settings.pop("backoff")), **settings)
 
 
 class Board:
@@ -179,8 +105,9 @@ class Board:
         takes_all = settings.pop("takes_all", False)
         self.pause_ms = settings.pop("pause_ms")  # after each published message
         self.waits = settings.pop("waits", False)  # for space in its store
-        self.face = (Tasks if settings.pop("face") == "aio" else Blocking)(settings, self.take)
-        self.client = client = self.face.client
+        self.aio = settings.pop("face") == "aio"
+        self.taking = None  # the task of the asyncio client's program that receives
+        self.client = client = make_client(self.aio, settings)
         if takes_all:
             client.on_message = self.take
         # A message can be delivered before the call that publishes it has returned.
@@ -208,13 +135,33 @@ class Board:
             say("got", message.topic, self.head, message.qos, bool(message.retain), length, self.crc)
             self.ended = self.ended or self.head == END
 
+    async def receive(self):
+        """Receive messages from the asyncio client."""
+        try:
+            async for message in self.client:
+                self.take(message)
+        except Exception as error:
+            say("ended", type(error).__name__, "async for: %s" % error)
+
+    async def turn(self, ms=TURN_MS):
+        """Let the client work for a moment."""
+        if self.aio:
+            await asyncio.sleep(ms / 2000)
+        else:
+            self.client.poll(ms)
+
+    async def call(self, verb, *arguments):
+        """Call the client; return the result."""
+        result = getattr(self.client, verb)(*arguments)
+        return await result if self.aio and result is not None else result
+
     async def until(self, condition, ms):
         """Let the client work until a condition holds, for at most this time; return whether it holds."""
         deadline = ticks_add(ticks_ms(), ms)
         while not condition():
             if ticks_diff(deadline, ticks_ms()) < 0:
                 return False
-            await self.face.turn()
+            await self.turn()
         return True
 
     async def publish(self, number, *arguments):
@@ -222,26 +169,26 @@ class Board:
         self.publishing = number
         while True:
             try:
-                self.numbers[await self.face.publish(*arguments)] = number
+                self.numbers[await self.call("publish", *arguments)] = number
             except StoreFull:
                 if not self.waits:
                     raise
                 say("full")
-                await self.face.turn(FULL_MS)
+                await self.turn(FULL_MS)
             else:
                 return say("stored", number)
 
     async def do(self, verb, arguments):
         """Execute a command; return the result."""
-        face, client = self.face, self.client
+        client = self.client
         if verb == "publish":
             topic, numbers, qos, size, retain = arguments
             for number in numbers:
                 quality = qos[number % len(qos)]
                 while not quality and not client.connected:
-                    await face.turn()
+                    await self.turn()
                 await self.publish(number, topic, body(number, size) if size else b"", quality, retain)
-                await face.turn(self.pause_ms)
+                await self.turn(self.pause_ms)
             return None
         if verb == "count":  # the messages of all lives
             return client.session.store.stored
@@ -263,7 +210,14 @@ class Board:
         if verb == "linger":  # receive what still comes, while there is a connection
             await self.until(lambda: False, QUIET_MS)
             return await self.until(lambda: client.connected, ANSWER_S * 1000)
-        return await getattr(face, verb)(*arguments)
+        if verb == "connect":
+            arguments = (ANSWER_S,)
+        elif verb == "subscribe" and not client.on_message:
+            if not self.aio:
+                arguments += (self.take,)
+            elif not self.taking:
+                self.taking = asyncio.create_task(self.receive())
+        return await self.call(verb, *arguments)
 
     async def live(self, source):
         """Execute the commands of the input until the life is over; return how often the client has connected, -1 at the end."""
@@ -271,7 +225,7 @@ class Board:
         poller.register(source, 1)
         while True:
             if not poller.poll(0):
-                await self.face.turn()
+                await self.turn()
                 continue
             line = source.readline()
             if not line:
