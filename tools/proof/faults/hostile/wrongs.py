@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from tools.proof import packets as p
 
@@ -92,6 +93,10 @@ def _bad(scene: Scene, payload: str | bytes = "bad", qos: int = 1, packet_id: in
     return p.publish(rest.pop("topic", f"{scene.topic}/in"), payload, qos, packet_id, scene.level, **rest)
 
 
+def _flood(count: int, scene: Scene, **rest) -> bytes:
+    return b"".join(_bad(scene, packet_id=1000 + n, **rest) for n in range(count))
+
+
 def _ack1(kind: int, scene: Scene) -> bytes:
     return p.ack(kind, scene.id1)
 
@@ -104,8 +109,9 @@ def _refusal(code: int, scene: Scene) -> bytes:
     return p.connack(scene.level, 0, code)
 
 
-def _suback(code: int, scene: Scene) -> bytes:
-    return p.suback(scene.request, [code], scene.level)
+def _suback(*codes_and_scene: Any) -> bytes:
+    *codes, scene = codes_and_scene
+    return p.suback(scene.request, codes, scene.level)
 
 
 def _wrongs() -> list[Wrong]:
@@ -114,21 +120,17 @@ def _wrongs() -> list[Wrong]:
     def add(name: str, outcome: str, *steps: Step | Callable[[Scene], Step], **rest) -> None:
         rows.append(Wrong(name, steps, outcome, **rest))
 
-    acks = {"PUBACK": p.PUBACK, "PUBREC": p.PUBREC, "PUBREL": p.PUBREL, "PUBCOMP": p.PUBCOMP}
     after_sub = MOMENTS[3:]
     # Acknowledgements: of nothing, of the wrong flow, twice, and misshapen.
-    for name, kind in acks.items():
+    for kind in (p.PUBACK, p.PUBREC, p.PUBREL, p.PUBCOMP):
+        name, head = p.NAMES[kind], kind << 4 | (2 if kind == p.PUBREL else 0)
         add(f"{name} of an unknown id", "tolerated", p.ack(kind, UNKNOWN))
         add(f"{name} of an unknown id, a hundred times", "tolerated", p.ack(kind, UNKNOWN) * 100)
         add(f"{name} with id 0", "malformed", p.ack(kind, 0))
-        add(f"{name} without an id", "malformed", p.packet(kind << 4 | (2 if kind == p.PUBREL else 0)))
-        add(f"{name} with half an id", "malformed", p.packet(kind << 4 | (2 if kind == p.PUBREL else 0), b"\x00"))
+        add(f"{name} without an id", "malformed", p.packet(head))
+        add(f"{name} with half an id", "malformed", p.packet(head, b"\x00"))
         add(f"{name} with flags of 1", "malformed", p.packet(kind << 4 | 1, b"\x00\x09"))
-        add(
-            f"{name} that is too long",
-            "malformed",
-            p.packet(kind << 4 | (2 if kind == p.PUBREL else 0), b"\0\x09\0\0\0\0"),
-        )
+        add(f"{name} that is too long", "malformed", p.packet(head, b"\0\x09\0\0\0\0"))
         if kind != p.PUBREL:
             add(f"{name} for the QoS 1 message", "flow", partial(_ack1, kind))
             add(f"{name} for the QoS 2 message", "flow", partial(_ack2, kind))
@@ -138,24 +140,13 @@ def _wrongs() -> list[Wrong]:
     # Answers to requests.
     add("SUBACK of an unknown id", "tolerated", lambda s: p.suback(UNKNOWN, [0], s.level))
     add("SUBACK with id 0", "malformed", lambda s: p.suback(0, [0], s.level))
-    add("SUBACK with a reserved code", "malformed", lambda s: p.suback(s.request, [3], s.level), levels="45")
-    add("SUBACK without codes", "malformed", lambda s: p.suback(s.request, [], s.level))
-    add(
-        "SUBACK with too many codes",
-        "violation",
-        lambda s: p.suback(s.request, [0, 1, 2], s.level),
-        moments=("subscribe",),
-        instead=True,
-    )
-    for what, code in (("grants less than is then sent", 0), ("refuses what is then sent", 0x80)):
-        add(
-            f"SUBACK that {what}",
-            "tolerated",
-            partial(_suback, code),
-            moments=("subscribe",),
-            instead=True,
-        )
-    add("SUBACK that comes twice", "tolerated", lambda s: p.suback(s.request, [2], s.level), moments=("suback",))
+    add("SUBACK with a reserved code", "malformed", partial(_suback, 3), levels="45")
+    add("SUBACK without codes", "malformed", _suback)
+    suback: dict[str, Any] = {"moments": ("subscribe",), "instead": True}
+    add("SUBACK with too many codes", "violation", partial(_suback, 0, 1, 2), **suback)
+    add("SUBACK that grants less than is then sent", "tolerated", partial(_suback, 0), **suback)
+    add("SUBACK that refuses what is then sent", "tolerated", partial(_suback, 0x80), **suback)
+    add("SUBACK that comes twice", "tolerated", partial(_suback, 2), moments=("suback",))
     add("UNSUBACK of nothing", "tolerated", lambda s: p.unsuback(UNKNOWN, [0] if s.level == 5 else [], s.level))
     add("PINGRESP that nobody asked for", "tolerated", p.PONG)
     add("PINGRESP with a body", "malformed", p.packet(0xD0, b"\0"))
@@ -200,51 +191,23 @@ def _wrongs() -> list[Wrong]:
     add("PUBLISH that ends inside its id", "malformed", p.packet(0x32, p.text("abad") + b"\0"))
     add("PUBLISH to a topic nobody subscribed", "tolerated", lambda s: _bad(s, "odd", topic="elsewhere"))
     add("PUBLISH with an empty payload", "tolerated", lambda s: _bad(s, b""), moments=after_sub)
-    add(
-        "PUBLISH anew with the id of a held message",
-        "tolerated",
-        # Another message with that id means that the broker lost the session: the held message is handed over, this one is held.
-        lambda s: _bad(s, "odd", qos=2, packet_id=Y_ID),
-        moments=("out2",),
-    )
-    add(
-        "PUBLISH at QoS 1 with the id of a held message",
-        "flow",
-        lambda s: _bad(s, "odd", qos=1, packet_id=Y_ID),
-        moments=("out2",),
-    )
-    add(
-        "a flood of retained messages",
-        "tolerated",
-        lambda s: _bad(s, "odd", qos=0, retain=True) * 500,
-        moments=after_sub,
-    )
-    add(
-        "a flood at QoS 1",
-        "tolerated",
-        lambda s: b"".join(_bad(s, "odd", packet_id=1000 + n) for n in range(300)),
-        moments=after_sub,
-    )
-    add(
-        "a flood at QoS 2 without a PUBREL",
-        "deadline",  # messages that find no room are not answered, and the rest of the flood ends like any silence
-        lambda s: b"".join(_bad(s, qos=2, packet_id=1000 + n) for n in range(300)),
-        ("silence",),
-        moments=("idle",),
-    )
+    held: dict[str, Any] = {"moments": ("out2",)}
+    # Another message with that id means that the broker lost the session: the held message is handed over, this one is held.
+    add("PUBLISH anew with the id of a held message", "tolerated", lambda s: _bad(s, "odd", 2, Y_ID), **held)
+    add("PUBLISH at QoS 1 with the id of a held message", "flow", lambda s: _bad(s, "odd", 1, Y_ID), **held)
+    retained = partial(_flood, 500, payload="odd", qos=0, retain=True)
+    add("a flood of retained messages", "tolerated", retained, moments=after_sub)
+    add("a flood at QoS 1", "tolerated", partial(_flood, 300, payload="odd"), moments=after_sub)
+    # Messages that find no room are not answered, and the rest of the flood ends like any silence.
+    flood = partial(_flood, 300, qos=2)
+    add("a flood at QoS 2 without a PUBREL", "deadline", flood, ("silence",), moments=("idle",))
     # The connection.
     add("the end", "lost", ("close", "fin"))
     add("a reset", "lost", ("close", "rst"))
     add("silence", "deadline", ("silence",))
-    first = {"moments": ("connect",), "instead": True}
+    first: dict[str, Any] = {"moments": ("connect",), "instead": True}
     for code in range(1, 6):
-        add(
-            f"CONNACK with code {code}",
-            "refused",
-            partial(_refusal, code),
-            levels="34",
-            **first,
-        )
+        add(f"CONNACK with code {code}", "refused", partial(_refusal, code), levels="34", **first)
     for code in (0x84, 0x85, 0x86, 0x87, 0x88, 0x8A, 0x9F):
         add(f"CONNACK with code {code:#x}", "refused", partial(_refusal, code), levels="5", **first)
     add("CONNACK with a reserved code", "malformed", lambda s: p.connack(s.level, 0, 99), levels="34", **first)
@@ -254,20 +217,9 @@ def _wrongs() -> list[Wrong]:
     add("CONNACK of nothing", "malformed", p.packet(0x20), **first)
     add("CONNACK of five bytes", "malformed", p.packet(0x20, bytes(5)), levels="34", **first)
     add("CONNACK with half its properties", "malformed", p.packet(0x20, b"\0\0\x05\x11"), levels="5", **first)
-    add(
-        "CONNACK with a receive maximum of 0",
-        "malformed",
-        lambda s: p.connack(5, 0, 0, b"\x21\0\0"),
-        levels="5",
-        **first,
-    )
-    add(
-        "CONNACK with a property twice",
-        "malformed",
-        lambda s: p.connack(5, 0, 0, b"\x21\0\x05" * 2),
-        levels="5",
-        **first,
-    )
+    zero, twice = p.connack(5, properties=b"\x21\0\0"), p.connack(5, properties=b"\x21\0\x05" * 2)
+    add("CONNACK with a receive maximum of 0", "malformed", zero, levels="5", **first)
+    add("CONNACK with a property twice", "malformed", twice, levels="5", **first)
     # Level 5 alone.
     add("DISCONNECT with a reason", "lost", p.disconnect(5, 0x8B), levels="5", early="violation")
     add("AUTH", "violation", p.packet(0xF0, b"\x18\x00"), levels="5")
