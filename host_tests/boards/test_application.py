@@ -16,9 +16,8 @@ from host_tests.waiting import until_async
 from tools.broker import Broker
 from tools.proof.board import VirtualBoard
 from tools.proof.chain import ABSENCE, POWER
-from tools.proof.program import MICROPYTHON
+from tools.proof.program import MICROPYTHON, board_image
 from tools.proof.wakes import sleep_and_wake
-from tools.virtual_board.image import build
 
 DEVICE = "dev-1"
 COMMANDS = f"flashmqtt-commands/{DEVICE}"
@@ -287,7 +286,7 @@ def test_error_that_may_not_come_again_restarts_the_board(tmp_path, error, statu
     ran = subprocess.run(
         [MICROPYTHON, "-m", "main"],
         cwd=tmp_path,
-        env={**os.environ, "MICROPYPATH": f".frozen:{tmp_path}:{build()}"},
+        env={**os.environ, "MICROPYPATH": f".frozen:{tmp_path}:{board_image()}"},
         capture_output=True,
         text=True,
         timeout=60,

@@ -24,7 +24,7 @@ import pytest
 from host_tests.client.test_tls import make_ca, make_certificate
 from host_tests.waiting import until
 from tools.broker import Broker, find_mosquitto
-from tools.virtual_board.image import build
+from tools.proof.program import board_image
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = {path.stem: path.read_text() for path in sorted((ROOT / "firmware/examples").glob("*.py"))}
@@ -149,7 +149,7 @@ def running(folder: Path, name: str, port: int, host: str = "localhost", changes
         board = subprocess.Popen(
             [MICROPYTHON, "-X", f"heapsize={HEAP}", "example.py"],
             cwd=folder,
-            env={**os.environ, "MICROPYPATH": f".frozen:{build()}", "FLASHMQTT_FLASH_TIME": "0", **FLASH},
+            env={**os.environ, "MICROPYPATH": f".frozen:{board_image()}", "FLASHMQTT_FLASH_TIME": "0", **FLASH},
             stdout=output,
             stderr=output,
         )

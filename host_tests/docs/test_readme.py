@@ -23,8 +23,8 @@ from host_tests.docs import reference
 from tools.broker import Broker, find_mosquitto
 from tools.deploy.build import image
 from tools.proof.bench import figures
+from tools.proof.program import board_image
 from tools.virtual_board.device import Device
-from tools.virtual_board.image import build
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = figures.documents()
@@ -83,7 +83,7 @@ def test_program_in_a_document_delivers_its_readings(program, tmp_path):
         board = subprocess.Popen(
             [str(Path(sys.executable).parent / "micropython"), "-X", "heapsize=192K", "program.py"],
             cwd=tmp_path,
-            env={**os.environ, "MICROPYPATH": f".frozen:{build()}", "FLASHMQTT_FLASH_TIME": "0"},
+            env={**os.environ, "MICROPYPATH": f".frozen:{board_image()}", "FLASHMQTT_FLASH_TIME": "0"},
             stdout=console,
             stderr=console,
         )

@@ -17,8 +17,7 @@ from flashmqtt.journal.journal import Journal
 from tools.children import Child, tail
 from tools.command import Failure
 from tools.flashsim.tear import tear
-from tools.proof.program import MICROPYTHON
-from tools.virtual_board.image import build
+from tools.proof.program import MICROPYTHON, board_image
 
 HEAP = "192K"
 PAGE_BYTES = 256
@@ -99,7 +98,7 @@ class VirtualBoard:
         self.configure()
         command = [str(MICROPYTHON), "-X", f"heapsize={HEAP}", "-m", "main"]
         self.environment = {
-            "MICROPYPATH": f".frozen:{build()}",
+            "MICROPYPATH": f".frozen:{board_image()}",
             "FLASHMQTT_FLASH_BYTES": str(flash_bytes),
             "FLASHMQTT_FLASH_TIME": str(flash_time),
         }

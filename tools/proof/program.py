@@ -6,10 +6,14 @@ The board's program is `tools.proof.device`. On MicroPython it has the library a
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import os
+import platform
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
@@ -19,15 +23,21 @@ from typing import Any
 from tools.bootstrap import ROOT
 from tools.children import Child
 from tools.deploy import build
-from tools.virtual_board.image import MARCH, laid_out
 
 BIN = Path(sys.executable).parent
 MICROPYTHON = BIN / "micropython"
-# The modules that the board's program imports besides a board's library.
-BESIDES = (
-    *("tools/__init__.py", "tools/proof/__init__.py", "tools/proof/device.py"),
-    *("tools/flashsim/__init__.py", "tools/flashsim/nor.py"),
-)
+# mpy-cross's name for this machine; "": no machine code, the library uses plain Python.
+MARCH = {"x86_64": "x64", "i686": "x86", "armv7l": "armv7m"}.get(platform.machine(), "")
+# The files of a board's programs besides library and application: path on the board, path in the repository.
+BESIDES = {
+    "main.mpy": "firmware/main.py",
+    "board.mpy": "tools/virtual_board/board.py",
+    "flashmqtt/flash/file.mpy": "firmware/flashmqtt/flash/file.py",
+    **{
+        f"tools/{name}.mpy": f"tools/{name}.py"
+        for name in ("__init__", "proof/__init__", "proof/device", "flashsim/__init__", "flashsim/nor")
+    },
+}
 
 
 def ran(command: Sequence[object], path: str, timeout_s: float | None = 300) -> subprocess.CompletedProcess[str]:
@@ -46,14 +56,32 @@ def ran(command: Sequence[object], path: str, timeout_s: float | None = 300) -> 
     return done
 
 
-def compile_library() -> Path:
-    """Compile what is not compiled yet; return the folder for MICROPYPATH."""
-    files = {
-        **build.library(bool(MARCH)),
-        "flashmqtt/flash/file.py": ROOT / "firmware" / "flashmqtt" / "flash" / "file.py",
-    }
-    files |= {name: ROOT / name for name in BESIDES}
-    return laid_out({f"{name[:-3]}.mpy": path for name, path in files.items()}, ROOT / "build" / "faults" / "image")
+def board_image(target: Path = ROOT / "build" / "virtual_board") -> Path:
+    """Return the folder with a board's files, packed as `make deploy` packs them; MICROPYPATH has it.
+
+    It is made if it does not exist below `target`. Importing a compiled file takes much less heap than importing source.
+
+    Raises:
+        DeployFailed: mpy-cross refused a file; the text has its name and the cause.
+    """
+    firmware = ROOT / "firmware"
+    files = {f"{name[:-3]}.mpy": path for name, path in build.library(bool(MARCH)).items()}
+    files |= {str(path.relative_to(firmware))[:-3] + ".mpy": path for path in sorted((firmware / "app").rglob("*.py"))}
+    files |= {name: ROOT / path for name, path in BESIDES.items()}
+    texts = [name.encode() + path.read_bytes() for name, path in files.items()]
+    texts += [path.read_bytes() for path in sorted((ROOT / "tools" / "deploy").glob("*.py"))]
+    texts += [" ".join(sorted(build.public_names())).encode()]
+    made = target / hashlib.sha256(b"".join(texts)).hexdigest()[:16]
+    if not made.exists():
+        target.mkdir(parents=True, exist_ok=True)
+        # The folder gets its name when it is complete, because other boards may start at the same time.
+        scratch = Path(tempfile.mkdtemp(dir=target))
+        build.write_files(scratch, build.packed(files, MARCH))
+        try:
+            scratch.rename(made)
+        except OSError:  # another process was first
+            shutil.rmtree(scratch)
+    return made
 
 
 class ProgramEnded(Exception):
@@ -111,7 +139,7 @@ class Program:
         if self._interpreter == "cpy":
             return [sys.executable, *module], self._directory, {"PYTHONPATH": f"{ROOT}:{ROOT / 'firmware'}"}
         # `.frozen` contains `ssl` and `asyncio`.
-        path = f".frozen:{self._path or compile_library()}"
+        path = f".frozen:{self._path or board_image()}"
         return [str(MICROPYTHON), "-X", f"heapsize={self._heap}", *module], self._directory, {"MICROPYPATH": path}
 
     def _take(self, line: str) -> None:

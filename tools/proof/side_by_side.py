@@ -1,25 +1,16 @@
 """Runs cases side by side in workers; the verdict of a case may add further cases.
 
-It knows no kind of case: a case is a value whose `str` is its id; a worker runs it and returns a verdict.
+It knows no kind of case: a case is a value whose `str` is its id; a worker is a function that runs it and returns a verdict.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
-from typing import Any, Protocol, TypeVar
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, TypeVar
 
 Case = TypeVar("Case")
-
-
-class Worker(Protocol):
-    """Runs cases, one at a time."""
-
-    async def run(self, case: Any) -> Any:
-        """Run a case; return the verdict."""
-
-    async def stop(self) -> None:
-        """End the programs that it started."""
+Worker = Callable[[Any], Awaitable[Any]]
 
 
 def find(cases: Iterable[Case], text: str) -> Case:
@@ -35,13 +26,13 @@ def find(cases: Iterable[Case], text: str) -> Case:
 
 
 async def run_cases(
-    cases: Iterable[Any], workers: int, make: Callable[[int], Worker], report: Callable[[Any], Iterable[Any] | None]
+    cases: Iterable[Any], workers: Iterable[Worker], report: Callable[[Any], Iterable[Any] | None]
 ) -> None:
     """Run cases.
 
     Args:
         cases: in the order in which they begin.
-        workers: how many there are; `make` makes each, by its number.
+        workers: each runs one case at a time.
         report: receives each verdict, and returns further cases to run.
     """
     waiting = list(cases)[::-1]
@@ -50,23 +41,20 @@ async def run_cases(
 
     async def work(worker: Worker) -> None:
         nonlocal busy
-        try:
-            while True:
+        while True:
+            async with changed:
+                await changed.wait_for(lambda: waiting or not busy)  # noqa: B023
+                if not waiting:
+                    return
+                case = waiting.pop()
+                busy += 1
+            try:
+                waiting.extend(report(await worker(case)) or ())
+            finally:
                 async with changed:
-                    await changed.wait_for(lambda: waiting or not busy)  # noqa: B023
-                    if not waiting:
-                        return
-                    case = waiting.pop()
-                    busy += 1
-                try:
-                    waiting.extend(report(await worker.run(case)) or ())
-                finally:
-                    async with changed:
-                        busy -= 1
-                        changed.notify_all()
-        finally:
-            await worker.stop()
+                    busy -= 1
+                    changed.notify_all()
 
     async with asyncio.TaskGroup() as group:
-        for number in range(workers):
-            group.create_task(work(make(number)))
+        for worker in workers:
+            group.create_task(work(worker))

@@ -281,22 +281,6 @@ class CaseRun:
             self.proxy.accepting = True
 
 
-class Worker:
-    """Runs one case after another, against one broker."""
-
-    def __init__(self, broker: Kind, directory: Path):
-        self._broker = broker
-        self._directory = directory
-
-    async def run(self, case: Case) -> tuple[Case, Verdict, Observed]:
-        """Run one case."""
-        play = CaseRun(case, self._broker, self._directory / str(case).replace("/", "-"))
-        return case, await play.run(), play.seen
-
-    async def stop(self) -> None:
-        """Do nothing: no program outlives a case."""
-
-
 async def run_broker(
     kind: type[Kind],
     cases: list[Case],
@@ -319,10 +303,12 @@ async def run_broker(
                 raise BrokerFailed(f"{broker.name} offers no TLS at port {broker.tls_port}. Its log: {broker.log}")
             await asyncio.sleep(0.05)
 
-        worker = Worker(broker, directory / "cases")
-        beside = [case for case in cases if not case.scenario.kills]
-        await side_by_side.run_cases(beside, workers, lambda _: worker, lambda result: report(*result))
-        alone = [case for case in cases if case.scenario.kills]
-        await side_by_side.run_cases(alone, 1, lambda _: worker, lambda result: report(*result))
+        async def run(case: Case) -> tuple[Case, Verdict, Observed]:
+            play = CaseRun(case, broker, directory / "cases" / str(case).replace("/", "-"))
+            return case, await play.run(), play.seen
+
+        for kills, beside in ((False, workers), (True, 1)):
+            some = [case for case in cases if case.scenario.kills == kills]
+            await side_by_side.run_cases(some, [run] * beside, lambda result: report(*result))
     finally:
         broker.stop()

@@ -20,7 +20,7 @@ from tools.proof import side_by_side
 from tools.proof.faults.audit import audit
 from tools.proof.faults.cases import Case, Outcome, judge
 from tools.proof.faults.peer import Peer
-from tools.proof.program import BoardFailed, Program, compile_library, failure_of
+from tools.proof.program import BoardFailed, Program, board_image, failure_of
 from tools.proof.proxy import UP, Proxy, Seen, decoded
 
 HEAP = "192K"
@@ -263,11 +263,15 @@ async def run_cases(
     """Run fault cases side by side; `report` returns further cases."""
     cases = list(cases)
     if any(case.interpreter.startswith("mpy") for case in cases):
-        compile_library()  # once, and outside the time limit of a case
-    with tempfile.TemporaryDirectory(prefix="flashmqtt-faults-") as scratch, contextlib.ExitStack() as stack:
-        directory = Path(scratch)
-        shared: dict[str, Broker] = {}
-        for kind in {case.broker for case in cases} - set(_OWN_BROKER):
-            shared[kind] = Broker(directory / kind, kind=kind, extra="persistence false\nautosave_on_changes false")
-            stack.callback(shared[kind].start().kill)
-        await side_by_side.run_cases(cases, workers, lambda n: Worker(directory / f"w{n}", shared, heap), report)
+        board_image()  # once, and outside the time limit of a case
+    with tempfile.TemporaryDirectory(prefix="flashmqtt-faults-") as scratch:
+        async with contextlib.AsyncExitStack() as stack:
+            directory = Path(scratch)
+            shared: dict[str, Broker] = {}
+            for kind in {case.broker for case in cases} - set(_OWN_BROKER):
+                shared[kind] = Broker(directory / kind, kind=kind, extra="persistence false\nautosave_on_changes false")
+                stack.callback(shared[kind].start().kill)
+            some = [Worker(directory / f"w{number}", shared, heap) for number in range(workers)]
+            for worker in some:
+                stack.push_async_callback(worker.stop)
+            await side_by_side.run_cases(cases, [worker.run for worker in some], report)

@@ -5,6 +5,8 @@ A case's id is `level/interpreter/moment/wrong thing`, and replays it alone.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import itertools
 import tempfile
 from collections.abc import Callable, Iterable
@@ -151,42 +153,38 @@ def _disconnect(code: int) -> str:
     return "no DISCONNECT" if code == NO_DISCONNECT else f"DISCONNECT with {code:#04x}"
 
 
-class Worker:
-    """Runs one case after another."""
+async def run_case(programs: dict[str, Program], case: Case) -> Verdict:
+    """Run one case with the program of its interpreter; return the verdict."""
+    topic = f"faults/h{next(_serial)}"
+    program = programs[case.interpreter]
+    broker = await HostileBroker(case.wrong, case.moment, case.level, topic).start()
+    verdict = Verdict(case, broker.seen)
+    program.note = verdict.note
+    silent = "DeadlineExpired" in case.wrong.allowed(case.moment)
+    keep_alive_s, response_s = (SILENT_KEEP_ALIVE_S, SILENT_RESPONSE_S) if silent else (KEEP_ALIVE_S, RESPONSE_S)
+    more: dict[str, Any] = {"window": WINDOW, "keep_alive_s": keep_alive_s, "response_s": response_s}
 
-    def __init__(self, directory: Path):
-        directory.mkdir()
-        self._programs = {name: Program(name, directory, HEAP) for name in INTERPRETERS}
+    async def flow() -> None:
+        await program.start(settings(topic.partition("/")[2], broker.port, case.level, **more))
+        both = Flow(case.level, 1, "both", count=COUNT)
+        _, verdict.heap = await play(program, topic, both, None, again=False, patient=True)
 
-    async def run(self, case: Case) -> Verdict:
-        """Run one case."""
-        topic = f"faults/h{next(_serial)}"
-        program = self._programs[case.interpreter]
-        broker = await HostileBroker(case.wrong, case.moment, case.level, topic).start()
-        verdict = Verdict(case, broker.seen)
-        program.note = verdict.note
-        silent = "DeadlineExpired" in case.wrong.allowed(case.moment)
-        keep_alive_s, response_s = (SILENT_KEEP_ALIVE_S, SILENT_RESPONSE_S) if silent else (KEEP_ALIVE_S, RESPONSE_S)
-        more: dict[str, Any] = {"window": WINDOW, "keep_alive_s": keep_alive_s, "response_s": response_s}
-
-        async def flow() -> None:
-            await program.start(settings(topic.partition("/")[2], broker.port, case.level, **more))
-            both = Flow(case.level, 1, "both", count=COUNT)
-            _, verdict.heap = await play(program, topic, both, None, again=False, patient=True)
-
-        try:
-            verdict.failure = await failure_of(flow(), CASE_S)
-        finally:
-            await broker.stop()
-        return verdict
-
-    async def stop(self) -> None:
-        """End the programs."""
-        for program in self._programs.values():
-            await program.off()
+    try:
+        verdict.failure = await failure_of(flow(), CASE_S)
+    finally:
+        await broker.stop()
+    return verdict
 
 
 async def run_cases(cases: Iterable[Case], workers: int, report: Callable[[Verdict], None]) -> None:
     """Run cases side by side; report each verdict."""
     with tempfile.TemporaryDirectory(prefix="flashmqtt-hostile-") as scratch:
-        await side_by_side.run_cases(cases, workers, lambda number: Worker(Path(scratch) / str(number)), report)
+        async with contextlib.AsyncExitStack() as stack:
+            runs = []
+            for number in range(workers):
+                (directory := Path(scratch) / str(number)).mkdir()
+                programs = {name: Program(name, directory, HEAP) for name in INTERPRETERS}
+                for program in programs.values():
+                    stack.push_async_callback(program.off)
+                runs.append(functools.partial(run_case, programs))
+            await side_by_side.run_cases(cases, runs, report)
