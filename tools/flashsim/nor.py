@@ -13,8 +13,8 @@ programmed to a second value between erases (the same value again is allowed, al
 a length that is not whole pages, an access outside the device, and a source buffer that may be in flash itself.
 
 Every page program and every sector erase is one operation, and `operations` counts them: the number identifies a power cut.
-`arm(operation, model, variant)` cuts the power at that operation (1 is the first ever). `arm_id("137/bits/5")` does the same;
-PowerCut carries this id. Each model has any number of variants; a variant's number replays it exactly:
+`arm(operation, model, variant)` cuts the power at that operation (1 is the first ever). PowerCut names all three.
+Each model has any number of variants; a variant's number replays it exactly:
     nothing      the operation did not begin
     prefix       only the first variant % (length + 1) bytes were done
     bits         any subset of the bits was done; a torn erase may leave any bits
@@ -23,8 +23,8 @@ PowerCut carries this id. Each model has any number of variants; a variant's num
 PowerCut is a BaseException, so that no `except Exception` catches it. All later calls raise it, too, until `power_up()`.
 `set_bad(sector, kind)` makes a sector on which "erase", "program" or "both" fail.
 
-Counters: programs (pages), erases, bytes_programmed, bytes_read, reads, erase_counts[sector], typical_ms and worst_ms (computed
-from the chip's data sheet). `snapshot()` and `restore(it)` save and restore contents and weak cells, not counters.
+Counters: programs (pages), erases, bytes_programmed, bytes_read, reads, erase_counts[sector], worst_ms (by the data sheet).
+`snapshot()` and `restore(it)` save and restore contents and weak cells, not counters.
 
 For killed processes: before each operation FileNorFlash writes an intent (kind, offset, length, old, new) to a second file,
 sleeps the modelled time, executes the operation and clears the intent. After a kill -9, `tools.flashsim.tear.tear(image, intent,
@@ -51,10 +51,8 @@ from flashmqtt.fast import copy, is_blank, raw_fill
 
 PAGE_BYTES = 256
 SECTOR_BYTES = 4096
-CHIPS = {  # page program typical, worst; sector erase typical, worst (ms)
-    "W25Q16JV": (0.4, 3, 45, 400),
-    "GD25Q32": (0.7, 2.4, 100, 300),
-}
+# Typical and worst times of a page program and a sector erase, by the data sheet of a W25Q16JV.
+PROGRAM_MS, ERASE_MS = (0.4, 3), (45, 400)
 MODELS = ("nothing", "prefix", "bits", "unreported", "weak")
 _ESP_ERR_INVALID_ARG = 0x102
 _ESP_ERR_INVALID_SIZE = 0x104
@@ -109,7 +107,7 @@ class Random:
 class NorFlash:
     """The chip, its contents in memory."""
 
-    def __init__(self, size_bytes, personality="rp2", chip="W25Q16JV", seed=1):
+    def __init__(self, size_bytes, personality="rp2", seed=1):
         if size_bytes <= 0 or size_bytes % SECTOR_BYTES:
             raise ValueError("size_bytes %s: whole sectors of 4096 bytes are needed" % size_bytes)
         if personality not in ("rp2", "esp32", "esp32-encrypted"):
@@ -117,7 +115,6 @@ class NorFlash:
         self.size_bytes = size_bytes
         self.sectors = size_bytes // SECTOR_BYTES
         self.personality = personality
-        self.chip = CHIPS[chip]
         self.violations: list[str] = []
         self.operations = 0
         self.erase_counts = [0] * self.sectors
@@ -244,14 +241,9 @@ class NorFlash:
             self.erase_counts[sector] = 0
 
     @property
-    def typical_ms(self):
-        """The typical time of all programs and erases, by the data sheet."""
-        return self.programs * self.chip[0] + self.erases * self.chip[2]
-
-    @property
     def worst_ms(self):
         """The maximum time of all programs and erases, by the data sheet."""
-        return self.programs * self.chip[1] + self.erases * self.chip[3]
+        return self.programs * PROGRAM_MS[1] + self.erases * ERASE_MS[1]
 
     def peek(self, at, n):
         """Return n bytes of the cells: not counted, not decrypted, weak bits as 1."""
@@ -287,11 +279,6 @@ class NorFlash:
         self._cut_model = model
         self._cut_variant = variant
 
-    def arm_id(self, cut_id):
-        """Arm the cut with this id (of a PowerCut)."""
-        operation, model, variant = cut_id.split("/")
-        self.arm(int(operation), model, int(variant))
-
     def power_up(self):
         """Switch the power on; the contents stay, and no cut is armed."""
         self.dead = False
@@ -303,7 +290,7 @@ class NorFlash:
         So objects of the old program, for example a file's finaliser, can't write to the chip after a power cut.
         """
         new = NorFlash(SECTOR_BYTES, self.personality)
-        new.size_bytes, new.sectors, new.chip = self.size_bytes, self.sectors, self.chip
+        new.size_bytes, new.sectors = self.size_bytes, self.sectors
         new.erase_counts = [0] * self.sectors
         new.violations = self.violations
         new._weak, new._weak_density, new._bad = self._weak, self._weak_density, self._bad
@@ -558,11 +545,11 @@ class FileNorFlash(NorFlash):
     A new file is erased flash. `time_scale` multiplies the modelled time of an operation: 0 takes no time, 1.0 the chip's time.
     """
 
-    def __init__(self, path, size_bytes, personality="rp2", chip="W25Q16JV", seed=1, intent=None, time_scale=0.0):
+    def __init__(self, path, size_bytes, personality="rp2", seed=1, intent=None, time_scale=0.0):
         self.path = path
         self._intent_path = intent
         self._time_scale = time_scale
-        super().__init__(size_bytes, personality, chip, seed)
+        super().__init__(size_bytes, personality, seed)
 
     def _open_cells(self):
         try:
@@ -604,7 +591,7 @@ class FileNorFlash(NorFlash):
         if self._intent:
             self._put_intent(self._intent, kind, at, n, buf, start)
         if self._time_scale:
-            sleep_us(int(self.chip[0 if kind == "P" else 2] * 1000 * self._time_scale))
+            sleep_us(int((PROGRAM_MS if kind == "P" else ERASE_MS)[0] * 1000 * self._time_scale))
 
     def _put_intent(self, intent, kind, at, n, buf, start):
         """Write the intent page by page: a board's heap has no room for two sectors."""
