@@ -39,9 +39,7 @@ AREAS = {
     "pipeline": ("pipeline.",),
     "scale": ("scale.",),
 }
-LEDGER = (
-    ROOT / "tools" / "proof" / "check" / "size_ledger.json"
-)  # written by `python -m tools.proof.check.size --write`
+LEDGER = ROOT / "tools" / "proof" / "check" / "size_ledger.json"  # `python -m tools.proof.check.size --write`
 MARK = re.compile(r"<!--(=|≥|≤|goal|measured) (\S*?)( KB)? ?-->(.*?)<!--\1-->")
 
 

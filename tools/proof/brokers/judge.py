@@ -104,17 +104,13 @@ class _Wire:
     flows_in: Counter = field(default_factory=Counter)  # ... as a new message each time, as far as a receiver can know
     retain_in: dict[int, bool] = field(default_factory=dict)
     right_in: set[int] = field(default_factory=set)  # its content was right
-    order_in: list[int] = field(
-        default_factory=list
-    )  # in which they may be handed over: by PUBLISH, at QoS 2 by PUBREL
+    order_in: list[int] = field(default_factory=list)  # in which they may be handed over: by PUBLISH or PUBREL
     passed_out: Counter = field(default_factory=Counter)
     flows_out: Counter = field(default_factory=Counter)
     finished_out: set[int] = field(default_factory=set)  # the broker acknowledged it finally
     unanswered: set[int] = field(default_factory=set)  # the last PUBLISH or PUBREL of it had no answer
     unanswered_in: set[int] = field(default_factory=set)  # the client left it without PUBACK, PUBREC or PUBCOMP
-    unrepeated: set[int] = field(
-        default_factory=set
-    )  # it had no answer on a connection, and did not come on a later one
+    unrepeated: set[int] = field(default_factory=set)  # it had no answer on a connection; no later one had it
     unreleased: set[int] = field(default_factory=set)  # the client sent PUBREC, and no PUBREL followed
     raised: set[int] = field(default_factory=set)  # came at a higher QoS than it was published with
     puback_for_2: set[int] = field(default_factory=set)
@@ -123,9 +119,7 @@ class _Wire:
     connack: list[int] = field(default_factory=list)
     broken: list[str] = field(default_factory=list)
     lost_session: bool = False
-    in_doubt: set[int] = field(
-        default_factory=set
-    )  # past PUBREC when the session was lost: the broker may have passed it on
+    in_doubt: set[int] = field(default_factory=set)  # past PUBREC when the session was lost: maybe passed on
     strays: int = 0  # messages that came on topics that were not asked for
 
 

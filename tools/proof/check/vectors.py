@@ -183,9 +183,8 @@ def finish_valid(second: Second) -> list[Json]:
                 continue
             if "packets" not in read or without_lengths(read["packets"]) != without_lengths(other["packets"]):
                 raise SystemExit(f"{vector['name']}: mqtt-packet reads the short form differently: {read} {other}")
-        repeated = vector["level"] == 3 and vector["fields"].get(
-            "dup"
-        )  # 3.1's DUP of a SUBSCRIBE: written, but not read
+        # mqtt-packet writes 3.1's DUP of a SUBSCRIBE, but does not read it.
+        repeated = vector["level"] == 3 and vector["fields"].get("dup")
         if not repeated and (len(read.get("packets", ())) != 1 or read["left"]):
             raise SystemExit(f"{vector['name']}: mqtt-packet does not read it: {read}")
         if isinstance(vector["fields"].get("payload"), dict):  # too long for the file

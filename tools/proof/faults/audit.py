@@ -47,28 +47,21 @@ class _Ledger:
     came: Counter = field(default_factory=Counter)  # (kind, id) of the broker's packets on this connection
     answered: Counter = field(default_factory=Counter)
     carried: dict[int, bytes] = field(default_factory=dict)  # the broker's ids -> the number of the last message
-    past_pubrel: set[int] = field(
-        default_factory=set
-    )  # the broker's ids after PUBREL, until it uses them for another message
+    past_pubrel: set[int] = field(default_factory=set)  # the broker's ids after PUBREL, until their next message
     joined: bool = False  # the device has read a CONNACK
-    unread: bool = (
-        False  # a reset may have discarded the CONNACK that was passed on: the device has sent nothing after it
-    )
+    unread: bool = False  # a reset may have discarded the CONNACK that was passed on: nothing was sent after it
     lost: bool = False  # a CONNACK was passed on that reports a lost session, and the device has sent nothing after it
-    lost_unread: set[int] = field(
-        default_factory=set
-    )  # numbers: the device may or may not know that their session is lost
+    lost_unread: set[int] = field(default_factory=set)  # numbers: the device may not know that their session is lost
     unknown: set[int] = field(default_factory=set)  # ids that the device has not used yet, and that the broker may know
 
     def wrong(self, text: str) -> None:
         self.wire.problems.append(f"wire, connection {self.connection}: {text}")
 
     def begin(self, connection: int) -> None:
+        if self.unanswered or self.unread:
+            self.wire.uncertain |= self.numbers(self.received - self.ended)
         if self.unanswered:
-            self.wire.uncertain |= self.numbers(self.received - self.ended)
             self.wire.unproved |= self.numbers(self.released)
-        elif self.unread:
-            self.wire.uncertain |= self.numbers(self.received - self.ended)
         if self.lost:
             self.lost = False
             if self.unread:
@@ -167,7 +160,7 @@ class _Ledger:
             self.carried[packet.packet_id] = number
         elif packet.kind == p.PUBREC:
             self.received.add(packet.packet_id)
-            self.wire.released |= {number for number, packet_id in self.ids.items() if packet_id == packet.packet_id}
+            self.wire.released |= self.numbers({packet.packet_id})
         elif packet.kind in (p.PUBACK, p.PUBCOMP):
             if passed:
                 self.ended.add(packet.packet_id)

@@ -220,9 +220,8 @@ def _judge_flow(case: Case, outcome: Outcome, where: str, got: list[int], out: b
             lost -= doubtful
         else:
             twice -= doubtful
-            lost -= (
-                doubtful & outcome.wire.uncertain
-            )  # not published again, as nobody can know whether the session was lost
+            # Not published again, as nobody can know whether the session was lost.
+            lost -= doubtful & outcome.wire.uncertain
     outcome.lost += len(lost)
     outcome.duplicates += sum(qos(number) == 2 for number in twice)
     if lost:
