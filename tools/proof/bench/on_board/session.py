@@ -20,20 +20,33 @@ PAYLOAD = b"x" * 64
 
 
 class Taken:
-    """Counts the received messages, and takes the time from the first one on."""
+    """Counts the received messages, and takes the time from the first one on. Each client counts with one call a message."""
 
     received = 0
     ended = False
 
-    def take(self, payload_bytes):
-        """Count a message; the last one is short."""
-        if payload_bytes == 3:
+    def start(self):
+        """Note the time of the first message."""
+        self.begin = time.ticks_ms()
+        self.cpu = time.clock()
+
+    def take(self, message):
+        """Count a message of flashmqtt; the last one is short."""
+        if message.payload_end - message.payload_start == 3:
             self.ended = True
-            return
-        if not self.received:
-            self.begin = time.ticks_ms()
-            self.cpu = time.clock()
-        self.received += 1
+        else:
+            if not self.received:
+                self.start()
+            self.received += 1
+
+    def take_payload(self, topic, payload):
+        """Count a message of umqtt.simple."""
+        if payload == b"end":
+            self.ended = True
+        else:
+            if not self.received:
+                self.start()
+            self.received += 1
 
     def rates(self):
         """Return messages per second and CPU time per message, without the wait for the first one."""
@@ -92,7 +105,7 @@ class Ours(Taken):
 
     def subscribe(self):
         """Subscribe to what the harness publishes."""
-        self.mqtt.subscribe("bench/in", QOS, lambda message: self.take(message.payload_end - message.payload_start))
+        self.mqtt.subscribe("bench/in", QOS, self.take)
 
     def receive(self):
         """Wait for a message, or a moment."""
@@ -106,7 +119,7 @@ class Simple(Taken):
         from umqtt.simple import MQTTClient
 
         self.mqtt = MQTTClient("bench-simple", "127.0.0.1", PORT)
-        self.mqtt.set_callback(lambda topic, payload: self.take(len(payload)))
+        self.mqtt.set_callback(self.take_payload)
         self.mqtt.connect()
 
     def publish(self):
@@ -176,7 +189,7 @@ def take_aio():
             gc.collect()
             print("ready")
             async for message in client:
-                taken.take(message.payload_end - message.payload_start)
+                taken.take(message)
                 if taken.ended:
                     break
         return taken.rates()
