@@ -15,7 +15,7 @@ import pytest
 from tools.broker import find_mosquitto
 from tools.landing.segments import find_segments
 from tools.pipeline.scratch import PREFIX
-from tools.proof.run.__main__ import parse, run_chain
+from tools.proof.run import parse, run_chain
 from tools.proof.wire import __main__ as wire
 from tools.proof.wire import flows
 

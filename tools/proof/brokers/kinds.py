@@ -68,9 +68,10 @@ class Kind(Broker):
         levels: the protocol levels that it supports.
         user: the user name that its clients need.
         tls_port: its port for TLS, 0 for none.
+        package: Debian's, if that is its source.
     """
 
-    name = source = ""
+    name = source = package = ""
     levels: tuple[int, ...] = ()
     user = USER
 
@@ -86,7 +87,7 @@ class Kind(Broker):
         Raises:
             NotHere: it can't be installed.
         """
-        raise NotImplementedError
+        return provide_debian(cls.package)
 
     def ready(self) -> bool:
         """Return whether all of its ports are open."""
@@ -96,12 +97,8 @@ class Kind(Broker):
 def _installed(package: str) -> str:
     """Return the version of an installed Debian package, "" if it is not installed."""
     try:
-        ran = subprocess.run(
-            ["dpkg-query", "-W", "-f", "${db:Status-Abbrev}${Version}", package],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        command = ["dpkg-query", "-W", "-f", "${db:Status-Abbrev}${Version}", package]
+        ran = subprocess.run(command, capture_output=True, text=True, check=False)
     except FileNotFoundError:
         return ""
     return ran.stdout[2:].strip() if ran.stdout.startswith("ii") else ""
@@ -170,15 +167,10 @@ class Mosquitto(Kind):
 class Ejabberd(Kind):
     """ejabberd's mod_mqtt, on an Erlang node that no other node can reach."""
 
-    name, source = "ejabberd", "Debian"
+    name, source, package = "ejabberd", "Debian", "ejabberd"
     levels = (4, 5)
     user = f"{USER}@localhost"
     start_deadline_s = ERLANG_START_S
-
-    @classmethod
-    def provide(cls) -> str:
-        """See that it is installed; return its version."""
-        return provide_debian("ejabberd")
 
     def _command(self) -> list[str]:
         listeners = [{"port": self.port, "ip": "127.0.0.1", "module": "mod_mqtt", "max_payload_size": "infinity"}]
@@ -224,7 +216,7 @@ class Ejabberd(Kind):
 class RabbitMQ(Kind):
     """RabbitMQ's MQTT plugin. It needs a port mapper (epmd), which is a child of this process, too."""
 
-    name, source = "rabbitmq", "Debian"
+    name, source, package = "rabbitmq", "Debian", "rabbitmq-server"
     levels = (3, 4)  # 5 came with RabbitMQ 3.13
     start_deadline_s = ERLANG_START_S
 
@@ -233,11 +225,6 @@ class RabbitMQ(Kind):
         self._mapper_port = free_port()
         self._node_port = free_port()
         self._mapper: subprocess.Popen | None = None
-
-    @classmethod
-    def provide(cls) -> str:
-        """See that it is installed; return its version."""
-        return provide_debian("rabbitmq-server")
 
     def start(self) -> Broker:
         """Start the port mapper, then the broker."""
@@ -321,16 +308,8 @@ class Aedes(Kind):
         wanted = " ".join(NPM_PACKAGES)
         if not stamp.exists() or stamp.read_text() != wanted:
             folder.mkdir(parents=True, exist_ok=True)
-            command = [
-                "npm",
-                "install",
-                "--no-audit",
-                "--no-fund",
-                "--ignore-scripts",
-                "--prefix",
-                str(folder),
-                *NPM_PACKAGES,
-            ]
+            options = ("--no-audit", "--no-fund", "--ignore-scripts", "--prefix", str(folder))
+            command = ["npm", "install", *options, *NPM_PACKAGES]
             ran = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_S, check=False)
             if ran.returncode:
                 raise NotHere(f"npm could not install {wanted}: {ran.stderr.strip().splitlines()[-1:]}")

@@ -1,1 +1,0 @@
-"""`make run`: the whole chain under faults on one machine, and the proof that each reading arrived once."""
