@@ -304,8 +304,9 @@ def check(journal, model):
 
 def work_on(driver, policy=REFUSE):
     """Check that the journal can still be used: empty it, then use the whole ring."""
-    for seq in driver.window():
-        driver.finish(seq)
+    while driver.window():
+        for seq in driver.window():
+            driver.finish(seq)
     for key in driver.journal.held():
         driver.discard(key)
     driver.flush()
@@ -575,11 +576,15 @@ def sample_chain(seed):
     frozen = Model().freeze()
     letters = rng.choice(("aaaf", "aaafffu", "aaAAffggmMuhHdDnic", "aaaaaaaaaaaafffg", "aAhHdDm", "aaaffmmcri"))
     total = boots = 0
-    for turn in range(rng.choice((5, 6, 8, 12))):
+    turns = rng.choice((5, 6, 8, 12))
+    for turn in range(turns + 1):
+        last = turn == turns
         model = Model.thaw(frozen)
         region.load(state, (), model, rng)
-        program = [rng.choice(letters) for _ in range(rng.choice((0, 1, 2, 3, 6, 40, 300 if turn == 0 else 12)))]
-        region.cut_at = rng.randrange(6) if rng.random() < 0.6 else rng.randrange(6 + len(program) * 2)
+        program = []
+        if not last:
+            program = [rng.choice(letters) for _ in range(rng.choice((0, 1, 2, 3, 6, 40, 300 if turn == 0 else 12)))]
+            region.cut_at = rng.randrange(6) if rng.random() < 0.6 else rng.randrange(6 + len(program) * 2)
         boots += 1
         try:
             journal = mount(region, policy)
@@ -587,24 +592,14 @@ def sample_chain(seed):
             driver = Driver(journal, model, turn + 1)
             for letter in program:
                 step(driver, letter, policy)
+            if last:
+                work_on(driver, policy)
         except PowerCut:
             total += 1
         except BREAKS as error:
             raise Lost("chain %d, boot %d: %r" % (seed, boots, error)) from error
         state, frozen = tuple(region.state), model.freeze()
-    model = Model.thaw(frozen)
-    region.load(state, (), model, rng)
-    try:
-        journal = mount(region, policy)
-        check(journal, model)
-        driver = Driver(journal, model, 99)
-        while driver.window():
-            for seq in driver.window():
-                driver.finish(seq)
-        work_on(driver, policy)
-    except BREAKS as error:
-        raise Lost("chain %d, last boot: %r" % (seed, error)) from error
-    return total, boots + 1
+    return total, boots
 
 
 def first_mount(seed):
