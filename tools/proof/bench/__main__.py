@@ -34,7 +34,7 @@ from tools.command import parser_of
 from tools.landing.durable import replacing
 from tools.proof.bench import figures as documents
 from tools.proof.bench._goals import GOALS, MET, shown
-from tools.proof.bench.figures import AREAS, RESULTS
+from tools.proof.bench.figures import AREAS, RESULTS, Bench
 
 COUNTED = ("proofs", "size", "journal", "chip")  # areas whose figures do not depend on the machine's load
 AREA_S = 480  # an area that takes longer is stopped; its module may define a longer AREA_S
@@ -52,39 +52,6 @@ PACKAGES = (
 
 class TooLong(Exception):
     """An area took more than AREA_S seconds."""
-
-
-class Bench:
-    """Collects the figures of an area and prints them.
-
-    Attributes:
-        figures: name -> number, as they go into bench.json.
-    """
-
-    def __init__(self, area: str = ""):
-        self.figures: dict[str, float] = {}
-        self._area = area
-
-    def figure(self, name: str, value: float) -> None:
-        """Record a figure. Its name must begin with a prefix of its area in AREAS, so that `--only` finds it."""
-        if name in self.figures:
-            raise ValueError(f"{name} was measured already")
-        if self._area and not name.startswith(AREAS[self._area]):
-            raise ValueError(f"{name} is no name for a figure of {self._area}")
-        self.figures[name] = round(value, 6) if isinstance(value, float) else value
-
-    def table(self) -> None:
-        """Print the figures with their goals."""
-        rows = [["figure", "", "goal", ""]]
-        for name, value in self.figures.items():
-            goal = GOALS.get(name)
-            rows.append([name, shown(value), *((goal.text, goal.verdict(value)) if goal else ("", ""))])
-        first, *others = command.columns(rows, "<>><")
-        print("\n  ".join(["", first, "-" * max(map(len, [first, *others])), *others]), flush=True)
-
-    def progress(self, text: str) -> None:
-        """Show what is being measured now."""
-        print(f"bench: {text}", file=sys.stderr, flush=True)
 
 
 def chosen_areas(only: str) -> list[str]:

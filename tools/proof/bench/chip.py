@@ -13,16 +13,13 @@ import asyncio
 import os
 import statistics
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from flashmqtt.flash.ram import RamRegion
 from flashmqtt.journal import journal
 from tools.deploy import build
 from tools.flashsim.pico import FLASH_BYTES, EmulatedPico
 from tools.proof.bench.codec import peer_path
-
-if TYPE_CHECKING:
-    from tools.proof.bench.__main__ import Bench
+from tools.proof.bench.figures import Bench
 
 HERE = Path(__file__).parent
 DEVICE = HERE / "on_board" / "chip.py"

@@ -16,14 +16,11 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from tools.bootstrap import ROOT
 from tools.broker import Broker
 from tools.proof import packets as p
-
-if TYPE_CHECKING:
-    from tools.proof.bench.__main__ import Bench
+from tools.proof.bench.figures import Bench
 
 BROKER = "max_inflight_messages 10000\nautosave_on_changes false\nautosave_interval 1800\nlog_type none"
 DEVICES = 50

@@ -9,15 +9,12 @@ import secrets
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 from unittest import mock
 
 from tools.broker import Broker, find_mosquitto, free_port
 from tools.deploy import __main__ as deploy
+from tools.proof.bench.figures import Bench
 from tools.virtual_board.device import Device
-
-if TYPE_CHECKING:
-    from tools.proof.bench.__main__ import Bench
 
 RUNS = 3
 WRONG_S = "20"  # timeout of the deployment with the wrong broker

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from tools.bootstrap import ROOT
-from tools.command import parser_of
+from tools.command import columns, parser_of
 from tools.proof.bench._goals import GOALS, MET, shown
 
 RESULTS = Path(__file__).parent / "results.json"
@@ -41,6 +41,39 @@ AREAS = {
 }
 LEDGER = ROOT / "tools" / "proof" / "check" / "size_ledger.json"  # `python -m tools.proof.check.size --write`
 MARK = re.compile(r"<!--(=|≥|≤|goal|measured) (\S*?)( KB)? ?-->(.*?)<!--\1-->")
+
+
+class Bench:
+    """Collects the figures of an area and prints them.
+
+    Attributes:
+        figures: name -> number, as they go into bench.json.
+    """
+
+    def __init__(self, area: str = ""):
+        self.figures: dict[str, float] = {}
+        self._area = area
+
+    def figure(self, name: str, value: float) -> None:
+        """Record a figure. Its name must begin with a prefix of its area in AREAS, so that `--only` finds it."""
+        if name in self.figures:
+            raise ValueError(f"{name} was measured already")
+        if self._area and not name.startswith(AREAS[self._area]):
+            raise ValueError(f"{name} is no name for a figure of {self._area}")
+        self.figures[name] = round(value, 6) if isinstance(value, float) else value
+
+    def table(self) -> None:
+        """Print the figures with their goals."""
+        rows = [["figure", "", "goal", ""]]
+        for name, value in self.figures.items():
+            goal = GOALS.get(name)
+            rows.append([name, shown(value), *((goal.text, goal.verdict(value)) if goal else ("", ""))])
+        first, *others = columns(rows, "<>><")
+        print("\n  ".join(["", first, "-" * max(map(len, [first, *others])), *others]), flush=True)
+
+    def progress(self, text: str) -> None:
+        """Show what is being measured now."""
+        print(f"bench: {text}", file=sys.stderr, flush=True)
 
 
 def measured_on(results: Mapping[str, Any]) -> str:

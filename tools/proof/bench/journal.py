@@ -7,16 +7,13 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from flashmqtt.flash.block import BlockRegion
 from flashmqtt.journal.journal import Journal
 from tools.flashsim.nor import NorFlash
 from tools.proof.bench.codec import module_path
+from tools.proof.bench.figures import Bench
 from tools.proof.program import MICROPYTHON, ran
-
-if TYPE_CHECKING:
-    from tools.proof.bench.__main__ import Bench
 
 DEVICE = Path(__file__).parent / "on_board" / "journal.py"
 ENDURANCE = 100_000

@@ -16,15 +16,13 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 from tools import children
 from tools.bootstrap import ROOT
 from tools.pipeline.commits import Output
 from tools.proof import fleet
-
-if TYPE_CHECKING:
-    from tools.proof.bench.__main__ import Bench
+from tools.proof.bench.figures import Bench
 
 AREA_S = 2400  # it takes some minutes on a quiet machine
 SIZES = (500_000, 8_000_000)
@@ -84,8 +82,8 @@ def start_s(bench: Bench, landing: Path, out: Path) -> float:
 
 def run(bench: Bench) -> None:
     """Measure."""
-    directory = Path(tempfile.mkdtemp(prefix="flashmqtt-bench-"))
-    try:
+    with tempfile.TemporaryDirectory(prefix="flashmqtt-bench-", ignore_cleanup_errors=True) as scratch:
+        directory = Path(scratch)
         bench.progress("pipeline: the archive of the JVM's classes, where it is not there yet")
         with started("tools.pipeline.archive", errors=subprocess.STDOUT) as process:
             printed, _ = process.communicate()
@@ -118,8 +116,6 @@ def run(bench: Bench) -> None:
         fleet.write(fleet.Fleet(devices=10), small, 1000)
         bench.progress("pipeline: from the start to the first batch")
         starts = [start_s(bench, small, directory / f"start-{n}") for n in range(START_RUNS)]
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
     told(bench, measured, starts)
     bench.figure("pipeline.landing_bytes_per_message", landing_bytes)
 

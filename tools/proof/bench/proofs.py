@@ -5,12 +5,8 @@ These runs take minutes to hours, so this area does not repeat them. Each run wr
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from tools.proof import counts
-
-if TYPE_CHECKING:
-    from tools.proof.bench.__main__ import Bench
+from tools.proof.bench.figures import Bench
 
 # For each run, the counts to show, in this order. Counts that are not in its file are left out.
 RUNS = {

@@ -8,13 +8,11 @@ from __future__ import annotations
 import shutil
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tools.proof import fleet
+from tools.proof.bench.figures import Bench
 from tools.proof.bench.pipeline import job
-
-if TYPE_CHECKING:
-    from tools.proof.bench.__main__ import Bench
 
 AREA_S = 2400
 DEVICES = 300_000  # of the large fleet
@@ -25,9 +23,9 @@ YEAR = "365x10"  # days, messages of each device a day
 
 def run(bench: Bench) -> None:
     """Measure."""
-    directory = Path(tempfile.mkdtemp(prefix="flashmqtt-scale-"))
     found: dict[str, dict[str, Any]] = {}
-    try:
+    with tempfile.TemporaryDirectory(prefix="flashmqtt-scale-", ignore_cleanup_errors=True) as scratch:
+        directory = Path(scratch)
         landing = directory / "fleet"
         board = fleet.Fleet(DEVICES, boot_every=MESSAGES // 2, interval_ms=60_000)
         fleet.write(board, landing, MESSAGES * DEVICES)
@@ -38,8 +36,6 @@ def run(bench: Bench) -> None:
         (found["one_device"],) = job(bench, "whole", directory / "out", [landing])
         shutil.rmtree(landing)
         found["year"] = job(bench, "days", directory / "out", [YEAR])[-1]
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
     for name, one in found.items():
         if one["missing"]:
             raise RuntimeError(f"{one['missing']} missing in a fleet that misses none")

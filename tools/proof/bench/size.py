@@ -7,14 +7,10 @@ that has the library frozen if FLASHMQTT_FROZEN32 does.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from tools.deploy import build
 from tools.proof.bench.codec import peer_path
+from tools.proof.bench.figures import Bench
 from tools.proof.check import size as ledger
-
-if TYPE_CHECKING:
-    from tools.proof.bench.__main__ import Bench
 
 BLOCKING = "client and journal"  # the ledger's program with the blocking client and a journal, at levels 3 and 4
 

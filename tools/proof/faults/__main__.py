@@ -31,9 +31,13 @@ KILLS_SHORT = ((4, 20),)
 
 
 class Tally:
-    """Counts verdicts, and prints those with problems; appends their details to `log`, a new file in `directory`."""
+    """Counts verdicts, and prints those with problems; appends their details to `log`, a new file in `directory`.
 
-    def __init__(self, directory: Path = FAILING) -> None:
+    With `shows` it prints the details of all.
+    """
+
+    def __init__(self, directory: Path = FAILING, shows: bool = False) -> None:
+        self._shows = shows
         self.log = directory / f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{os.getpid()}.txt"
         self.counts: Counter = Counter()
         self.suites: dict[str, Counter] = {}
@@ -47,6 +51,8 @@ class Tally:
             counter.update(here)
         if verdict.heap:
             self.heaps.add(verdict.heap)
+        if self._shows:
+            tqdm.write("\n  ".join([str(verdict.case), *verdict.details()]))
         if verdict.problems:
             self.failing.append(str(verdict.case))
             tqdm.write(f"FAILED {verdict.case}\n       " + "\n       ".join(verdict.problems))
@@ -75,7 +81,7 @@ async def run_suite(suite: Suite, tally: Tally, workers: int) -> None:
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    """Return the arguments of the command line; `cases` or `suites` are those to run."""
+    """Return the arguments of the command line; `suites` are those to run."""
     parser = parser_of("tools.proof.faults", __doc__)
     parser.add_argument("--case", action="append", help="run only the case with this id, and show its packets")
     parser.add_argument("--hostile", action="store_true", help="run the cases of the hostile broker instead")
@@ -85,9 +91,13 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, help="of the moments of the board's power cuts")
     arguments = parser.parse_args(argv)
     try:
-        arguments.cases = [find(text) for text in arguments.case or ()]
+        cases = [find(text) for text in arguments.case or ()]
     except ValueError as error:
         parser.error(f"argument --case: {error}")
+    if cases:
+        chosen = [tuple(case for case in cases if isinstance(case, kind)) for kind in RUN]
+        arguments.suites = [Suite("chosen", some, depth=0) for some in chosen if some]
+        return arguments
     seed = arguments.seed if arguments.seed is not None else int.from_bytes(os.urandom(4), "big")
     faults = (*(SHORT if arguments.short else FULL), power(KILLS_SHORT if arguments.short else KILLS, seed))
     every = HOSTILE if arguments.hostile else faults
@@ -98,27 +108,11 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     return arguments
 
 
-def run_chosen(cases: list[Any], workers: int, tally: Tally) -> None:
-    """Run these cases, and print their details."""
-
-    def report(verdict: Any) -> None:
-        tally.add(verdict, "chosen")
-        print(verdict.case, *verdict.details(), sep="\n  ")
-
-    for kind, run_cases in RUN.items():
-        chosen = [case for case in cases if isinstance(case, kind)]
-        if chosen:
-            asyncio.run(run_cases(chosen, min(workers, len(chosen)), report))
-
-
 @named("faults")
 def main(argv: list[str] | None = None) -> int:
     """Run suites or cases; return the exit status."""
     arguments = parse(argv)
-    tally = Tally()
-    if arguments.cases:
-        run_chosen(arguments.cases, arguments.workers, tally)
-        return tally.status()
+    tally = Tally(shows=bool(arguments.case))
     started = time.monotonic()
     for suite in arguments.suites:
         before = time.monotonic()
@@ -129,7 +123,7 @@ def main(argv: list[str] | None = None) -> int:
             flush=True,
         )
     seconds = round(time.monotonic() - started, 1)
-    if not arguments.only:
+    if not arguments.only and not arguments.case:
         result = {**tally.counts, "seconds": seconds, "suites": tally.suites, "failing": tally.failing}
         name = "hostile" if arguments.hostile else "faults"
         counts.write(name, result | {"short": arguments.short})
