@@ -64,12 +64,7 @@ class Broker:
     start_deadline_s = START_DEADLINE_S
 
     def __init__(
-        self,
-        directory: Path,
-        port: int | None = None,
-        kind: str | None = None,
-        extra: str = "",
-        listener: bool = True,
+        self, directory: Path, port: int | None = None, kind: str | None = None, extra: str = "", listener: bool = True
     ):
         self.directory = directory
         self.port = port or free_port()

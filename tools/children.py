@@ -50,14 +50,9 @@ def bound_to_this_process() -> Callable[[], None]:
 
 
 def popen(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
-    """Start a child; the options are those of subprocess.Popen."""
-    return subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        start_new_session=True,
-        preexec_fn=bound_to_this_process(),  # noqa: PLW1509 - one system call
-        **options,
-    )
+    """Start a child; the options are those of subprocess.Popen. Its stdin is empty, if not given."""
+    options = {"stdin": subprocess.DEVNULL, "start_new_session": True, **options}
+    return subprocess.Popen(command, preexec_fn=bound_to_this_process(), **options)  # noqa: PLW1509 - one system call
 
 
 def kill(process: subprocess.Popen[bytes] | asyncio.subprocess.Process, how: signal.Signals = signal.SIGKILL) -> None:

@@ -115,23 +115,10 @@ def payloads(fleet: Fleet, messages: Messages, rng: np.random.Generator) -> pa.A
         ',"n":"cause","vs":"power"',
         pc.binary_join_element_wise(',"n":"load1","u":"/","v":', value, ""),
     )
-    up = text(messages.up_ms / 1000)
-    parts = [
-        '[{"bn":"',
-        name,
-        '/","life":',
-        text((messages.device + 1) * 1_000_003 % LIVES + 1),
-        ',"boot":',
-        text(messages.boot),
-        ',"seq":',
-        text(messages.seq),
-        ',"up":',
-        up,
-        ',"bt":',
-        clock,
-        record,
-    ]
-    return pc.binary_join_element_wise(*parts, "}]", "").cast(pa.binary())
+    life = text((messages.device + 1) * 1_000_003 % LIVES + 1)
+    parts = ['[{"bn":"', name, '/","life":', life, ',"boot":', text(messages.boot), ',"seq":', text(messages.seq)]
+    parts += [',"up":', text(messages.up_ms / 1000), ',"bt":', clock, record, "}]", ""]
+    return pc.binary_join_element_wise(*parts).cast(pa.binary())
 
 
 def rows(
@@ -161,13 +148,7 @@ def rows(
     )
 
 
-def write(
-    fleet: Fleet,
-    landing: Path,
-    messages: int,
-    per_segment: int = 524_288,
-    begin: int = 0,
-) -> int:
+def write(fleet: Fleet, landing: Path, messages: int, per_segment: int = 524_288, begin: int = 0) -> int:
     """Write segments with `messages` messages of a fleet, with duplicates, without losses; return the number of rows.
 
     Args:

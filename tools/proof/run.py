@@ -71,10 +71,7 @@ async def run_chain(arguments: argparse.Namespace, directory: Path) -> RunStats:
     if broker.kind == "amqtt":
         print("           " + AMQTT_WARNING, flush=True)
     async with chain.running([("board", DEVICE)], settings, FLASH_KIB, capture=True):
-        print(
-            f"board      {DEVICE}: MicroPython with a heap of 192 KB and {FLASH_KIB} KB of NOR flash",
-            flush=True,
-        )
+        print(f"board      {DEVICE}: MicroPython with a heap of 192 KB and {FLASH_KIB} KB of NOR flash", flush=True)
         (board,) = chain.boards
         await apply_faults(arguments, chain)
         await board.finished()

@@ -6,14 +6,13 @@ start. The environment sets the chip: FLASHMQTT_FLASH_BYTES, and FLASHMQTT_FLASH
 time. With FLASHMQTT_CLOCK=unset, the board starts with its clock not set.
 """
 
-from os import getenv, listdir
+from os import getenv
 from time import time
 
 from flashmqtt.flash.block import BlockRegion
 from tools.flashsim.nor import FileNorFlash
 
 MODEL = "virtual board"
-THERMAL = "/sys/class/thermal"
 _logged = False
 _clock_offset = None if getenv("FLASHMQTT_CLOCK") == "unset" else 0
 
@@ -51,21 +50,6 @@ class Memory:
                 if line.startswith("MemAvailable:"):
                     return int(line.split()[1]) * 1024
         return None
-
-
-class Temperature:
-    """A thermal zone of the machine."""
-
-    name = "temperature"
-    unit = "Cel"
-
-    def __init__(self, path):
-        self._path = path
-
-    def read(self):
-        """Return degrees Celsius."""
-        line = _first_line(self._path)
-        return int(line) / 1000 if line.strip() else None
 
 
 def unique_id():
@@ -118,15 +102,8 @@ def journal_region(sectors, feed=None):
 
 
 def sensors():
-    """Return load, memory, and a temperature if the system has one."""
-    found = [Load(), Memory()]
-    try:
-        zones = sorted(name for name in listdir(THERMAL) if name.startswith("thermal_zone"))
-    except OSError:
-        zones = []
-    if zones:
-        found.append(Temperature(THERMAL + "/" + zones[0] + "/temp"))
-    return found
+    """Return load and memory."""
+    return [Load(), Memory()]
 
 
 def led(on):

@@ -173,16 +173,8 @@ class Device:
         inner, slave = os.openpty()
         _make_raw(slave)
         environment = {**self._environment, **({"FLASHMQTT_RAW": "1"} if self._raw else {})}
-        self._process = subprocess.Popen(
-            self._command,
-            cwd=self.directory,
-            env=environment,
-            stdin=slave,
-            stdout=slave,
-            stderr=slave,
-            start_new_session=True,
-            preexec_fn=children.bound_to_this_process(),  # noqa: PLW1509 - one system call
-        )
+        streams = dict.fromkeys(("stdin", "stdout", "stderr"), slave)
+        self._process = children.popen(self._command, cwd=self.directory, env=environment, **streams)
         os.close(slave)
         self._inner = inner
         self.started_at = len(self.console)

@@ -115,11 +115,7 @@ class _Storage:
 def _wire_flash(port, size):
     page = 256 if port == "rp2" else 32
     device = FileNorFlash(
-        "flash.bin",
-        size,
-        port,
-        intent="flash.intent",
-        time_scale=float(os.getenv("FLASHMQTT_FLASH_TIME") or 0),
+        "flash.bin", size, port, intent="flash.intent", time_scale=float(os.getenv("FLASHMQTT_FLASH_TIME") or 0)
     )
     chip = rp2 if port == "rp2" else esp32
     chip.simulated.device = device

@@ -20,13 +20,7 @@ import time
 from tools import children
 from tools.command import ended, parser_of
 from tools.proof import counts
-from tools.proof.powercut.adversary import (
-    PLANS,
-    SHORT_PLANS,
-    enumerate_plan,
-    first_mount,
-    sample_chain,
-)
+from tools.proof.powercut.adversary import PLANS, SHORT_PLANS, enumerate_plan, first_mount, sample_chain
 from tools.proof.powercut.cuts import BREAKS, GEOMETRIES, run_script
 from tools.proof.powercut.scripts import SCRIPTS
 from tools.proof.powercut.soak import soak
@@ -65,11 +59,7 @@ def live(number: int) -> int:
     return soak(number, LIFE_STEPS, geometry, 2 if number % 4 == 3 else 0, number % 7 in (2, 5), number % 5 % 3)
 
 
-SAMPLED = {
-    "lives": live,
-    "chains": lambda n: sample_chain(n)[0],
-    "first-mounts": first_mount,
-}
+SAMPLED = {"lives": live, "chains": lambda n: sample_chain(n)[0], "first-mounts": first_mount}
 
 
 def run_plans(names: tuple[str, ...]) -> tuple[int, list[tuple[str, str]]]:

@@ -115,10 +115,7 @@ def parse(argv: list[str] | None) -> tuple[Settings, Path]:
     parser.add_argument("--minutes", type=number(float, 0.01), default=60.0, help="duration of the faults")
     parser.add_argument("--boards", type=number(int, 1, 100), default=10)
     arguments = parser.parse_args(argv)
-    return (
-        Settings(arguments.minutes * 60, arguments.boards, arguments.seed, arguments.interval_ms),
-        arguments.output,
-    )
+    return (Settings(arguments.minutes * 60, arguments.boards, arguments.seed, arguments.interval_ms), arguments.output)
 
 
 @named("soak")
