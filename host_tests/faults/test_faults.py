@@ -8,7 +8,6 @@ import pytest
 
 from tools.broker import Broker, find_mosquitto
 from tools.proof import packets as p
-from tools.proof.chain import BoardProxy
 from tools.proof.faults import power
 from tools.proof.faults.__main__ import Tally, run_suite
 from tools.proof.faults.audit import audit
@@ -16,7 +15,7 @@ from tools.proof.faults.cases import Case, Outcome, Wire, judge, places_of
 from tools.proof.faults.peer import Peer
 from tools.proof.faults.runner import HEAP, Verdict, run_cases
 from tools.proof.faults.suites import FULL, SHORT
-from tools.proof.proxy import Cut, Seen
+from tools.proof.proxy import Cut, Proxy, Seen
 
 WORKERS = 8
 needs_mosquitto = pytest.mark.skipif(find_mosquitto() is None, reason="no mosquitto")
@@ -78,7 +77,7 @@ def test_board_waits_while_its_journal_is_full(tmp_path):
     async def scene(broker):
         peer = await Peer(broker.port, "peer").start()
         await peer.subscribe("board/out")
-        proxy = BoardProxy(broker.port, random.Random(0))
+        proxy = Proxy(broker.port, random.Random(0))
         proxy.refuse("full")
         await proxy.start()
         board = power.Board(

@@ -12,7 +12,8 @@ from tools.broker import Broker, find_mosquitto
 from tools.command import Failure
 from tools.proof import chain
 from tools.proof.board import Progress
-from tools.proof.chain import SHARE_INSIDE, BoardProxy, cut_link
+from tools.proof.chain import SHARE_INSIDE, cut_link
+from tools.proof.proxy import Proxy
 
 
 @pytest.mark.skipif(not find_mosquitto(), reason="mosquitto is not installed")
@@ -50,7 +51,7 @@ def test_proxy_admits_connections_only_after_all_refusals_are_lifted():
             await writer.drain()
 
         server = await asyncio.start_server(greet, "127.0.0.1", 0)
-        proxy = BoardProxy(server.sockets[0].getsockname()[1], random.Random(1))
+        proxy = Proxy(server.sockets[0].getsockname()[1], random.Random(1))
         await proxy.start()
         heard = [await _greeted(proxy.port)]
         for act, reason in (
@@ -75,7 +76,7 @@ def test_cut_inside_a_packet_skips_a_silent_connection():
 
     async def run():
         server = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
-        proxy = BoardProxy(server.sockets[0].getsockname()[1], random.Random(1))
+        proxy = Proxy(server.sockets[0].getsockname()[1], random.Random(1))
         await proxy.start()
         _, silent = await asyncio.open_connection("127.0.0.1", proxy.port)
         while not proxy.connected:

@@ -169,24 +169,6 @@ def to_tables(directory: Path, stats: RunStats, who: str, *options: str) -> int:
     return pipeline.main([*paths, *options])
 
 
-class BoardProxy(Proxy):
-    """The proxy in front of one client. It refuses connections as long as there is at least one reason to."""
-
-    def __init__(self, target: int, rng: random.Random, capture: Path | None = None):
-        super().__init__(target, rng, capture=capture)
-        self._reasons: set[str] = set()
-
-    def refuse(self, reason: str) -> None:
-        """Add a reason; refuse connections from now on."""
-        self._reasons.add(reason)
-        self.accepting = False
-
-    def admit(self, reason: str) -> None:
-        """Remove a reason; accept connections if none is left."""
-        self._reasons.discard(reason)
-        self.accepting = not self._reasons
-
-
 async def until(condition: Callable[[], bool], board: VirtualBoard, poll_s: float = POLL_S) -> None:
     """Wait for a condition, or until the board is done, however slow the machine is.
 
@@ -210,7 +192,7 @@ async def live(board: VirtualBoard, seconds: float) -> None:
     await until(lambda: time.monotonic() >= end, board, poll_s=0.02)
 
 
-async def cut_link(board: VirtualBoard, proxy: BoardProxy, rng: random.Random) -> bool:
+async def cut_link(board: VirtualBoard, proxy: Proxy, rng: random.Random) -> bool:
     """Cut a board's connection as soon as there is one: now, or in the middle of the next packet that it sends.
 
     Return whether a connection was cut before the board was done.
@@ -301,7 +283,7 @@ class Chain:
         self.rng = random.Random(stats.seed)
         self.broker = broker
         self.boards: list[VirtualBoard] = []
-        self.proxies: list[BoardProxy] = []  # each board's, in their order
+        self.proxies: list[Proxy] = []  # each board's, in their order
         stats.broker = broker.kind
         self._longest_absence_s = longest_absence_s
         self._directory = directory
@@ -340,14 +322,14 @@ class Chain:
         """
         async with contextlib.AsyncExitStack() as stack:
             stack.enter_context(self.broker)
-            self.collector_proxy = BoardProxy(self.broker.port, self.rng)
+            self.collector_proxy = Proxy(self.broker.port, self.rng)
             stack.push_async_callback(self.collector_proxy.stop)
             await self.collector_proxy.start()
             self.collector = Collector(self._directory / "collector", self.collector_proxy.port)
             stack.push_async_callback(self.collector.stop)
             for within, name in folders:
                 file = self._directory / "captures" / f"{name}.jsonl" if capture else None
-                proxy = BoardProxy(self.broker.port, self.rng, file)
+                proxy = Proxy(self.broker.port, self.rng, capture=file)
                 stack.push_async_callback(proxy.stop)
                 await proxy.start()
                 place = self._directory / within
@@ -374,7 +356,7 @@ class Chain:
             stats.dropped += board.dropped
             stats.link_cuts_inside_a_packet += proxy.counts.cuts_inside_a_packet
 
-    async def apply(self, kind: str, board: VirtualBoard | None = None, proxy: BoardProxy | None = None) -> None:
+    async def apply(self, kind: str, board: VirtualBoard | None = None, proxy: Proxy | None = None) -> None:
         """Apply a fault, to a board if it is a fault of boards, and count it."""
         if kind == LINK and board and proxy:
             self.stats.faults[kind] += await cut_link(board, proxy, self.rng)  # not if the board was done before

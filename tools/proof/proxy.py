@@ -187,7 +187,7 @@ class Proxy:
         self.target = target
         self.port = 0
         self.counts = Counts()
-        self.accepting = True
+        self._refusing: set[str] = set()  # the reasons
         self.delay_s = delay_s
         self.trace: list[Seen] = []
         self.made: list[Cut] = []
@@ -233,6 +233,14 @@ class Proxy:
         """Whether there is a connection at this moment."""
         return bool(self._links)
 
+    def refuse(self, reason: str) -> None:
+        """Refuse connections as long as there is this reason, or another one."""
+        self._refusing.add(reason)
+
+    def admit(self, reason: str) -> None:
+        """Remove a reason to refuse connections."""
+        self._refusing.discard(reason)
+
     def cut(self) -> int:
         """Reset every connection now; return how many there were."""
         links = list(self._links)
@@ -265,7 +273,7 @@ class Proxy:
             self._capture.write(json.dumps(line, separators=(",", ":")) + "\n")
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if not self.accepting:
+        if self._refusing:
             writer.transport.abort()
             return
         if task := asyncio.current_task():

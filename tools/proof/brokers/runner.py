@@ -261,7 +261,7 @@ class CaseRun:
     async def _broker_step(self, verb: str) -> None:
         peer = await self._peer()
         if verb == "kill":
-            self.proxy.accepting = False
+            self.proxy.refuse("kill")
             peer.wait()
             self.broker.kill()
             peer.lost()
@@ -278,7 +278,7 @@ class CaseRun:
                 except TimeoutError:
                     if time.monotonic() > deadline:
                         raise StepFailed("the peer can't connect again") from None
-            self.proxy.accepting = True
+            self.proxy.admit("kill")
 
 
 async def run_broker(

@@ -19,12 +19,12 @@ from typing import Any
 
 from tools.broker import Broker
 from tools.flashsim.tear import tear
-from tools.proof.chain import BoardProxy
 from tools.proof.device import END
 from tools.proof.faults.cases import compared
 from tools.proof.faults.peer import Peer
 from tools.proof.faults.runner import settings
 from tools.proof.program import BoardFailed, Program, ProgramEnded, holds
+from tools.proof.proxy import Proxy
 
 HEAP = os.environ.get("FLASHMQTT_FAULTS_HEAP", "256K")
 # The flash operations take a share of their typical time, so that cuts fall into them and between them.
@@ -178,7 +178,7 @@ async def run_case(case: Case) -> Verdict:
     ):
         peer = await Peer(broker.port, "peer").start()
         await peer.subscribe("board/out")
-        proxy = BoardProxy(broker.port, rng)
+        proxy = Proxy(broker.port, rng)
         await proxy.start()
         board = Board(Path(scratch) / "board", proxy.port, case)
         living = await board.on()

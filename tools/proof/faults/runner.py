@@ -177,7 +177,7 @@ class Worker:
         and what the peer and the broker finish after the writing would come twice.
         """
         peer = await self._peer(case.broker)
-        proxy.accepting = False
+        proxy.refuse("kill")
         peer.wait()
         await asyncio.sleep(QUIET_S)
         await peer.settled()
@@ -188,7 +188,7 @@ class Worker:
         peer.lost()
         await asyncio.to_thread(broker.start)
         await peer.resumed()
-        proxy.accepting = True
+        proxy.admit("kill")
 
     async def run(self, case: Case) -> Verdict:
         """Run one case."""

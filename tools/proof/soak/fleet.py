@@ -20,19 +20,8 @@ import psutil  # type: ignore[import-untyped]
 from tools.broker import Broker
 from tools.command import Failure, progress_bar
 from tools.proof.board import VirtualBoard
-from tools.proof.chain import (
-    ABSENCE,
-    BROKER,
-    COLLECTOR,
-    COLLECTOR_LINK,
-    LINK,
-    POWER,
-    SILENCE,
-    BoardProxy,
-    Chain,
-    RunStats,
-    live,
-)
+from tools.proof.chain import ABSENCE, BROKER, COLLECTOR, COLLECTOR_LINK, LINK, POWER, SILENCE, Chain, RunStats, live
+from tools.proof.proxy import Proxy
 from tools.proof.soak.samples import Sample, Wear, of_process
 
 AGAIN = 0.25  # the share of power cuts that are followed by another one while the board starts
@@ -161,7 +150,7 @@ class Fleet:
             await self._chain.apply(kind)
         await asyncio.sleep(self._left_s())
 
-    async def _apply_faults(self, board: VirtualBoard, proxy: BoardProxy, steady: bool) -> None:
+    async def _apply_faults(self, board: VirtualBoard, proxy: Proxy, steady: bool) -> None:
         """Apply one board's faults, one after the other: it has one power supply and one link."""
         settings, chain = self.settings, self._chain
         means = {

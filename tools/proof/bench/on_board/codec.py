@@ -44,7 +44,7 @@ def ours(case):
 
     qos = int(case[6])
     out = bytearray(256)
-    end = put_publish(out, 0, TOPIC, PAYLOAD, qos, packet_id=1 if qos else 0)
+    end = put_publish(out, 0, TOPIC, PAYLOAD, qos, packet_id=qos)
     packet = bytes(out[:end])
     written = memoryview(out)[:end]
     decoder = Decoder(256)
@@ -54,12 +54,9 @@ def ours(case):
         def run(count):
             for _ in range(count):
                 link.again()
-                if not qos:
-                    put_publish(out, 0, TOPIC, PAYLOAD, 0, False, False, 0)
-                    link.write(written)
-                else:
-                    put_publish(out, 0, TOPIC, PAYLOAD, 1, False, False, 1)
-                    link.write(written)
+                put_publish(out, 0, TOPIC, PAYLOAD, qos, False, False, qos)
+                link.write(written)
+                if qos:
                     decoder.received(link.readinto(decoder.room()))
                     if decoder.next() != 4 or decoder.packet_id != 1:
                         raise ValueError
