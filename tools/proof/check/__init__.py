@@ -1,4 +1,4 @@
 """All checks of `make check` and CI (`python -m tools.proof.check`), and each check alone.
 
-Some also make what they check: the API reference (`reference`), the golden packets (`vectors`), the ledger of sizes (`size`).
+Some also make what they check: the golden packets (`vectors`), the ledger of sizes (`size`).
 """

@@ -45,11 +45,9 @@ class Cells(Region):
     """A region of units. A sector is a tuple of (offset, content, firm), a state is a tuple of sectors.
 
     skip: kinds of units ("header", "record", "carried") that a second program of the same bytes does not make firm: a mutation.
-    pulse: a cut erase also leaves cells marginal that read 1 before; a second program does not make them firm.
     """
 
     skip: tuple = ()
-    pulse = False
 
     def load(self, state, path=(), model=None, rng=None):
         """Load a state, and the adversary's first choices; `model` is copied at each operation."""
@@ -59,7 +57,7 @@ class Cells(Region):
         self.open: list[list] = [[] for _ in range(self.sectors)]
         for sector, units in enumerate(state):
             for offset, content, firm in units:
-                if firm == 1:
+                if firm:
                     at = sector * size + offset
                     image[at : at + len(content)] = content
                 else:
@@ -171,12 +169,12 @@ class Cells(Region):
             done = units
             at = sector * size + start
             whole = self.image[at : at + len(content)] == content
-            if same[2] == 0 and not (whole and kind in self.skip):
+            if not same[2] and not (whole and kind in self.skip):
                 done = tuple((start, content, 1) if unit is same else unit for unit in units)
         cut, done = _intern.setdefault(cut, cut), _intern.setdefault(done, done)
         self._passes(sector, cut)
         self.state[sector] = done
-        if same is None or done is not units or same[2] == 1:
+        if same is None or done is not units or same[2]:
             at = sector * size + start
             if alone:
                 self.image[at : at + len(content)] = content
@@ -191,7 +189,7 @@ class Cells(Region):
         self._check(sector * self.sector_bytes, 1, 1)
         if sector in self._needed():
             raise Lost("erases sector %d, which the head's header needs" % sector)
-        cut = tuple((offset, content, -1 if self.pulse else 0) for offset, content, _ in self.state[sector])
+        cut = tuple((offset, content, 0) for offset, content, _ in self.state[sector])
         self._passes(sector, _intern.setdefault(cut, cut))
         self.state[sector] = ()
         self.open[sector] = []
@@ -203,7 +201,7 @@ class Cells(Region):
         headers: dict = {}
         records: dict = {}
         for sector, units in enumerate(self.state):
-            firm = {at: content for at, content, how in units if how == 1}
+            firm = {at: content for at, content, how in units if how}
             if len(firm.get(0, b"")) >= 70:  # the last bytes of its CRC may be FF
                 headers[sector] = firm[0]
             # A record's CRC may begin with FF.
