@@ -109,7 +109,7 @@ class Audit:
         self.open: dict[tuple[str, int], Flow] = {}  # by the sender's direction and the packet id
         self.done: dict[tuple[str, int], Flow] = {}  # the last answered flow, by the same key
         self.connection = ""
-        self.seen_in: dict[str, int] = {}  # packets in this connection by direction
+        self.seen_in: set[str] = set()  # the directions with packets in this connection
         self.ended = False
         self.asked: Counter[tuple[str, int]] = Counter()  # PUBLISHes in this connection, by sender and packet id
         self.answered: Counter[tuple[str, int]] = Counter()  # and their PUBACKs and PUBRECs
@@ -124,12 +124,10 @@ class Audit:
         kind, direction = packet["kind"], packet["direction"]
         if packet["connection"] != self.connection:
             self.connection = packet["connection"]
-            self.seen_in = {}
-            self.ended = False
-            self.asked = Counter()
-            self.answered = Counter()
-        first = not self.seen_in.get(direction)
-        self.seen_in[direction] = self.seen_in.get(direction, 0) + 1
+            self.seen_in, self.ended = set(), False
+            self.asked, self.answered = Counter(), Counter()
+        first = direction not in self.seen_in
+        self.seen_in.add(direction)
         if kind == "LOST":
             return
         if kind == "MALFORMED":
@@ -146,7 +144,7 @@ class Audit:
         elif first and kind not in {"CONNACK", "AUTH"}:
             self.violation(packet, "MQTT-3.2.0-1", f"the server begins with {kind}")
         if kind == "CONNACK" and packet["clean"]:
-            self._forget()  # a new session: all flows end
+            self.end()  # a new session
         elif kind == "PUBLISH" and packet["qos"]:
             self._publish(packet)
         elif kind in {"PUBACK", "PUBREC", "PUBCOMP"}:
@@ -158,7 +156,6 @@ class Audit:
         key = (packet["direction"], packet["packet_id"])
         self.asked[key] += 1
         flow = self.open.get(key)
-        step = "PUBLISH+DUP" if packet["dup"] else "PUBLISH"
         if flow is None:
             flow = self.open[key] = Flow(packet)
             done = self.done.get(key)
@@ -174,17 +171,16 @@ class Audit:
             if flow.released or (flow.received and flow.received_in == self.connection):
                 self.violation(packet, "MQTT-4.3.3-1", f"PUBLISH {key[1]} is sent again after its PUBREC")
             elif flow.resent_in != self.connection and self.connection not in flow.connections:
-                later = [other for other in self._sent(key[0]) if other.resent_in == self.connection]
+                later = [
+                    one for (way, _), one in self.open.items() if way == key[0] and one.resent_in == self.connection
+                ]
                 if any(other.first_sent_us > flow.first_sent_us for other in later):
                     self.violation(packet, "MQTT-4.6.0-1", f"PUBLISH {key[1]} is resent behind a later one")
                 flow.resent_in = self.connection
             elif packet["level"] == 5:
                 self.violation(packet, "MQTT-4.4.0-1", f"PUBLISH {key[1]} is resent on a live connection at level 5")
-        flow.steps.append(step)
+        flow.steps.append("PUBLISH+DUP" if packet["dup"] else "PUBLISH")
         flow.connections.add(self.connection)
-
-    def _sent(self, direction: str) -> list[Flow]:
-        return [flow for (way, _), flow in self.open.items() if way == direction]
 
     def _answer(self, packet: dict[str, Any], flow: Flow | None) -> None:
         kind, number = packet["kind"], packet["packet_id"]
@@ -218,14 +214,10 @@ class Audit:
             self.violation(packet, "MQTT-4.3.3-1", f"PUBREL {packet['packet_id']} before its PUBREC")
         flow.released = True
 
-    def _forget(self) -> None:
-        for flow in self.open.values():
-            self.flows.append(flow.row(None))
-        self.open, self.done = {}, {}
-
     def end(self) -> None:
-        """End the audit: flows that are open now are incomplete."""
-        self._forget()
+        """End the session, or the audit: flows that are open now are incomplete."""
+        self.flows += [flow.row(None) for flow in self.open.values()]
+        self.open, self.done = {}, {}
 
 
 def audit(packets: Iterable[dict[str, Any]]) -> Audit:
