@@ -249,11 +249,13 @@ class Application:
             self.outcomes = Outcomes()
         news = self.outcomes.news
         again = self.outcomes.add(kind, first, last)
-        if kind == "dropped" and not self.client.connected:
-            # In an outage a full store drops some with each new sector. Health messages would be dropped themselves.
-            if self.state.get("dropped_from") or self._note_dropped(self.outcomes.first_dropped()):
-                self.outcomes.news = news
-            return
+        if kind == "dropped":
+            noted = self.state.get("dropped_from") or self._note_dropped(self.outcomes.first_dropped())
+            if not self.client.connected:
+                # In an outage a full store drops some with each new sector. Health messages would be dropped themselves.
+                if noted:
+                    self.outcomes.news = news
+                return
         if again or self.client.session.reports:
             return
         if kind != "refused" or not has_topic(self.journal, first, (self.topic + "health").encode()):
