@@ -238,6 +238,22 @@ async def test_resend_of_a_landed_qos_1_message_is_marked(tmp_path, ends):
     assert marks(tmp_path) == [*new, *new, *rest]
 
 
+@pytest.mark.req("P3", "Q3")
+@in_a_loop
+async def test_resend_on_the_same_connection_is_marked(tmp_path):
+    """Level 4 allows a broker to send again after a time: EMQX and VerneMQ do so while a full disk delays the PUBACK."""
+    async with collecting(tmp_path) as (broker, collector):
+        await broker.accept()
+        for first in (10, 20):
+            for key in range(first, first + 3):
+                await broker.exchange(publish(b"21.5", 1, key), ack(PUBACK, key))
+            for key in (first, first + 2, first, first + 5):  # the last one is a new message
+                await broker.exchange(publish(b"21.5", 1, key, dup=True), ack(PUBACK, key))
+        assert collector.health.copies._value.get() == 6
+    copy = (b"21.5", 0, True)
+    assert marks(tmp_path) == [*[(b"21.5", 1, False)] * 3, copy, copy, copy, (b"21.5", 1, True)] * 2
+
+
 @pytest.mark.req("P3", "Q3", "Q8")
 @in_a_loop
 async def test_new_session_or_reused_packet_id_marks_no_duplicate(tmp_path):

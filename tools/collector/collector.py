@@ -360,6 +360,7 @@ class Collector:
             if room:
                 packets, ids = decoder.take_run(min(room, MOST_IN_ENTRY))
                 if ids:
+                    self._landed = None
                     self.store.land(packets, len(ids))
                     session.acknowledge_run(ids)
             event = process(now_ms)
@@ -401,19 +402,22 @@ class Collector:
             qos = 0  # QoS 0 with DUP marks a copy: see `log.py`
             end = message.topic_end - start
             del body[end : end + 2]
+        elif qos and not message.dup:
+            self._landed = None
         head = _head(0x30 | message.dup << 3 | qos << 1 | message.retain, len(body))
         self.store.land(head + body, 1)
 
     def _is_copy(self, message: Message) -> bool:
-        """Return whether a resent QoS 1 message landed on an earlier connection of the same session."""
-        if not self.connection.session_present:
-            return False
+        """Return whether a resent QoS 1 message landed in this session; if not, note that it does now."""
         if self._landed is None:
             self._landed = self.store.recent.index()
         end = message.topic_end
         key = message.buffer[end] << 8 | message.buffer[end + 1]
-        topic = bytes(message.buffer[message.topic_start : end])
-        return self._landed.get(key) == recent.digest(topic, message.view)
+        digest = recent.digest(bytes(message.buffer[message.topic_start : end]), message.view)
+        if self._landed.get(key) == digest:
+            return True
+        self._landed[key] = b"" if key in self._landed else digest
+        return False
 
     def _note_oversize(self, topic: str, length: int) -> None:
         self.health.oversize.inc()
