@@ -170,12 +170,27 @@ def test_failed_area_keeps_the_earlier_results():
 
 
 def test_chip_without_an_image_reports_it_and_keeps_its_figures(monkeypatch, capsys):
-    monkeypatch.delenv("FLASHMQTT_UF2", raising=False)
+    for name in ("FLASHMQTT_UF2", "FLASHMQTT_MICROPYTHON32"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(chip.Proxy, "operation", lambda self, case, count, journal: 375_000)
+    monkeypatch.setattr(chip.shutil, "which", lambda name: "/usr/bin/valgrind")
+    monkeypatch.setattr(chip, "committed", lambda: result("chip", {"chip.append_100_ms": 3.0}))
     reported = bench.Bench("chip")
     chip.run(reported)
     assert chip.NO_IMAGE in capsys.readouterr().out
-    earlier = bench.merged({}, result("chip", {"chip.append_100_ms": 3.0}))
-    assert bench.merged(earlier, result("chip", reported.figures)) == earlier
+    assert reported.figures["proxy64.append_100.cycles_each"] == 1.0  # of the chip's 3 ms
+    assert set(reported.figures.values()) == {375_000, 1.0}
+    now = bench.merged(chip.committed(), result("chip", reported.figures))
+    assert now["figures"] == {"chip.append_100_ms": 3.0, **reported.figures}
+
+
+def test_proxy_of_the_chip_is_the_difference_of_two_runs(monkeypatch, tmp_path):
+    monkeypatch.setattr(chip, "files", lambda march: {})
+    counts = {("append", 40): 5_000, ("append", 20): 3_000, ("mount", 1): 900, ("import", 1): 500, ("import", 0): 100}
+    monkeypatch.setattr(chip.Proxy, "_run", lambda self, case, count, journal: counts[case, count])
+    proxy = chip.Proxy(tmp_path, "")
+    found = [proxy.operation(*one, b"") for one in (("append", 20), ("mount", 1), ("import", 1))]
+    assert (proxy.bits, found) == (64, [100, 400, 400])
 
 
 def test_every_goal_of_the_chip_is_measured():

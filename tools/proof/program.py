@@ -62,7 +62,7 @@ def board_image(target: Path = ROOT / "build" / "virtual_board") -> Path:
     It is made if it does not exist below `target`. Importing a compiled file takes much less heap than importing source.
 
     Raises:
-        DeployFailed: mpy-cross refused a file; the text has its name and the cause.
+        Failure: mpy-cross refused a file; the text has its name and the cause.
     """
     firmware = ROOT / "firmware"
     files = {f"{name[:-3]}.mpy": path for name, path in build.library(bool(MARCH)).items()}

@@ -4,6 +4,9 @@ FLASHMQTT_UF2 is the path of a firmware image for a plain Pico. Without it this 
 last run stay. The modules are those that `make deploy` copies. The emulator (rp2040py) counts the processor's cycles, and the
 board's clock is derived from them. In the emulator, programming and erasing flash and XIP cache misses take no time, so a real
 board is slower. The USB interrupt is off during a measurement: the emulated host's polling would take a third of the cycles.
+
+The proxy needs no image: the user instructions of the same operations on a unix port, a 32-bit one if FLASHMQTT_MICROPYTHON32
+names it. `cycles_each` is the chip's cycles for each instruction of the proxy.
 """
 
 from __future__ import annotations
@@ -11,19 +14,23 @@ from __future__ import annotations
 import ast
 import asyncio
 import os
+import shutil
 import statistics
+import tempfile
 from pathlib import Path
 
 from flashmqtt.flash.ram import RamRegion
 from flashmqtt.journal import journal
 from tools.deploy import build
 from tools.flashsim.pico import FLASH_BYTES, EmulatedPico
-from tools.proof.bench.codec import peer_path
-from tools.proof.bench.figures import Bench
+from tools.proof.bench.codec import executed, peer_path
+from tools.proof.bench.figures import Bench, committed
+from tools.proof.program import MICROPYTHON
 
 HERE = Path(__file__).parent
 DEVICE = HERE / "on_board" / "chip.py"
 SECTORS, SECTOR_BYTES, PAGE_BYTES = 64, 4096, 256
+CYCLES_A_MS = 125_000
 
 # Runs on the emulated board. The journal starts at sector FIRST, in sectors that littlefs has not written.
 RUN = """
@@ -57,6 +64,15 @@ FIGURES = {
     "mount_64_ms": ("mount", 1, "some"),
     "import_ms": ("import", 1, ""),
 }
+# Runs on the unix port; for no operation, it only starts.
+PROXY = """
+import chip
+from flashmqtt.flash.block import BlockRegion
+{count} and chip.measure({case!r}, {count}, lambda: BlockRegion(chip.Memory({image!r})))
+"""
+# The proxy takes the difference of two runs that differ in the number of operations. For an operation that happens once, it
+# takes the difference between a run of the case and a run of the case given here.
+BESIDE = {"mount": ("import", 1), "import": ("import", 0)}
 WARM = 2  # the first operations do one-time work and are not counted
 NO_IMAGE = "FLASHMQTT_UF2 names no image of a plain Pico: nothing was measured on the chip, and its last figures stay"
 
@@ -137,13 +153,53 @@ def figure_of(name: str, took: list[float]) -> float:
     return statistics.fmean(took[WARM:] or took)
 
 
+class Proxy:
+    """Counts the user instructions of an operation on a unix port."""
+
+    def __init__(self, folder: Path, interpreter32: str) -> None:
+        self.bits = 32 if interpreter32 else 64
+        self._interpreter = interpreter32 or str(MICROPYTHON)
+        self._folder = folder
+        build.write_files(folder, files("x86" if interpreter32 else "x64"))
+
+    def _run(self, case: str, count: int, journal: bytes) -> int:
+        """Return the instructions of a run."""
+        image = self._folder / "image"
+        image.write_bytes(journal)
+        script = PROXY.format(case=case, count=count, image=str(image))
+        words = [self._interpreter, "-X", "heapsize=1M", "-c", script]
+        return executed(words, f".frozen:{self._folder / 'lib'}:{DEVICE.parent}")
+
+    def operation(self, case: str, count: int, journal: bytes) -> int:
+        """Return the instructions of one operation."""
+        if case in BESIDE:
+            return self._run(case, 1, journal) - self._run(*BESIDE[case], b"")
+        return round((self._run(case, 2 * count, journal) - self._run(case, count, journal)) / count)
+
+
 def run(bench: Bench) -> None:
-    """Measure the chip if there is an image."""
+    """Measure the chip if there is an image, and the proxy if there is valgrind."""
     uf2 = os.environ.get("FLASHMQTT_UF2", "")
     if not uf2:
         print(f"\nchip: {NO_IMAGE}")
-        return
-    chip = Chip(Path(uf2), files("armv6m"))
-    for name, (case, count, kind) in FIGURES.items():
-        bench.progress(f"chip: {name}")
-        bench.figure(f"chip.{name}", figure_of(name, chip.measure(case, count, prepared(kind))))
+    has_valgrind = shutil.which("valgrind") is not None
+    if not has_valgrind:
+        print("\nchip: no valgrind, so there is no proxy")
+    chip = Chip(Path(uf2), files("armv6m")) if uf2 else None
+    last = committed()["figures"]
+    with tempfile.TemporaryDirectory() as scratch:
+        proxy = Proxy(Path(scratch), os.environ.get("FLASHMQTT_MICROPYTHON32", ""))
+        for name, (case, count, kind) in FIGURES.items():
+            bench.progress(f"chip: {name}")
+            journal = prepared(kind)
+            ms = last.get(f"chip.{name}")
+            if chip:
+                ms = figure_of(name, chip.measure(case, count, journal))
+                bench.figure(f"chip.{name}", ms)
+            # Not for a sector change: one slow operation, lost in the difference of two runs.
+            if has_valgrind and not name.startswith("sector_change"):
+                instructions = proxy.operation(case, count, journal)
+                proxied = f"proxy{proxy.bits}.{name.removesuffix('_ms')}"
+                bench.figure(f"{proxied}.instructions", instructions)
+                if ms and instructions:
+                    bench.figure(f"{proxied}.cycles_each", round(ms * CYCLES_A_MS / instructions, 1))

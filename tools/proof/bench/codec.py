@@ -41,10 +41,10 @@ def command(*arguments: object) -> list[object]:
     return [MICROPYTHON, "-X", "heapsize=320K", DEVICE, *arguments]
 
 
-def executed(arguments: Sequence[object]) -> int:
-    """Return the instructions of a command."""
+def executed(arguments: Sequence[object], path: str) -> int:
+    """Return the instructions of a command with this MICROPYPATH."""
     valgrind = ["valgrind", "--tool=cachegrind", "--cache-sim=no", "--cachegrind-out-file=/dev/null"]
-    counted = re.search(r"I\s+refs:\s+([\d,]+)", ran([*valgrind, *arguments], module_path()).stderr)
+    counted = re.search(r"I\s+refs:\s+([\d,]+)", ran([*valgrind, *arguments], path).stderr)
     if counted is None:
         raise RuntimeError("cachegrind printed no count")
     return int(counted[1].replace(",", ""))
@@ -52,7 +52,8 @@ def executed(arguments: Sequence[object]) -> int:
 
 def instructions(what: str) -> float:
     """Return the instructions that a number of messages takes: the difference of two runs, so that the start cancels out."""
-    return executed(command(what, 2 * MESSAGES)) - executed(command(what, MESSAGES))
+    path = module_path()
+    return executed(command(what, 2 * MESSAGES), path) - executed(command(what, MESSAGES), path)
 
 
 def heap(what: str) -> int:

@@ -33,7 +33,7 @@ AREAS = {
     "codec": ("codec.",),
     "journal": ("journal.",),
     "deploy": ("first_reading_s",),
-    "chip": ("chip.",),
+    "chip": ("chip.", "proxy32.", "proxy64."),
     "session": ("session.",),
     "collector": ("collector.",),
     "pipeline": ("pipeline.",),
