@@ -132,7 +132,7 @@ def release(target: Path) -> None:
             print(f"release: {path.name}")
 
 
-@named("release", status=1)
+@named("release")
 def main(argv: list[str] | None = None) -> int:
     """Run the command; return the exit status."""
     parser = parser_of("tools.deploy.release", __doc__)
