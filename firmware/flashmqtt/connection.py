@@ -227,14 +227,16 @@ class Connection:
     def put_error_disconnect(self, error: "Any") -> None:
         """Put level 5's DISCONNECT with the error's reason code, if it has one and there is room [MQTT-4.13.1-1].
 
-        A received message that can't be decoded is acknowledged before; otherwise it would end every connection, as some
-        brokers check less than this client.
+        A received message that can't be decoded is acknowledged before, and not asked for again if it is retained; otherwise it
+        would end every connection, as some brokers check less than this client.
         """
         code = error.reason if isinstance(error, FlashMqttError) else 0  # in other exceptions `reason` is a text
         if code and self.state == OPEN:
             from .codec.malformed import acknowledge
 
             if acknowledge(self.decoder, self.output) or self.five:
+                if self.five:
+                    self.five.avoid_retained(self.session, self.decoder)
                 self.disconnect(code)
 
     def close(self) -> None:

@@ -461,6 +461,41 @@ def test_message_that_no_conforming_server_sends_is_acknowledged_before_the_conn
         assert len(broker.messages) == 1
 
 
+@pytest.mark.req("W12", "W13", "R4")
+@pytest.mark.parametrize("qos", [0, 1, 2])
+def test_retained_message_that_no_conforming_server_sends_does_not_end_each_connection(qos):
+    broker = connected()
+    for filter_, options in ((b"in/#", 0x19), (b"in/+", 2), (b"out", 1)):
+        broker.session.subscribe(filter_, options)
+    broker.give(suback5(id_of(broker.took()[0]), 1, 2, 1))
+    for retain in (0, 1):
+        refused_by(broker, publish(b"in/a", b"x", qos, 7, retain=retain, properties=b"\x01\x02"))
+        broker.fail()
+        (asked,) = broker.connect()
+        filters = (
+            ((b"in/#", 0x29), (b"in/+", 0x22), (b"out", 1)) if retain else ((b"in/#", 0x19), (b"in/+", 2), (b"out", 1))
+        )
+        assert asked == subscribe5(id_of(asked), b"", *filters)
+        broker.give(suback5(id_of(asked), 1, 2, 1))
+    broker.session.subscribe(b"in/+", 2)  # the program asks anew
+    (asked,) = broker.took()
+    assert asked == subscribe5(id_of(asked), b"", (b"in/+", 2))
+
+
+@pytest.mark.req("W12", "W13")
+def test_good_retained_message_behind_a_protocol_error_is_asked_for_again():
+    broker = connected()
+    broker.session.subscribe(b"a", 1)
+    broker.give(suback5(id_of(broker.took()[0]), 1))
+    good = publish(b"a", b"x", 0, retain=1)
+    with pytest.raises(ProtocolError) as caught:
+        broker.give(connack() + good + good)
+    broker.connection.put_error_disconnect(caught.value)
+    broker.fail()
+    (asked,) = broker.connect()
+    assert asked == subscribe5(id_of(asked), b"", (b"a", 1))
+
+
 @pytest.mark.req("W13", "R4")
 def test_length_of_five_bytes_acknowledges_no_message():
     broker = connected()

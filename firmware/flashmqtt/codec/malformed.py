@@ -14,20 +14,21 @@ _UNSPECIFIED_ERROR = const(0x80)
 
 
 def acknowledge(decoder: "Any", output: "Any") -> bool:
-    """Refuse the PUBLISH that can't be decoded, so that the broker does not send it again.
+    """Refuse the PUBLISH that can't be decoded, so that the broker does not send it again; set the decoder's span of its topic.
 
-    Return False if it is another packet, or has no packet id, or there is no room.
+    Return False if it is another packet (then the topic is empty), or has no packet id, or there is no room.
     """
     try:
         decoder.next()
-        return False  # the error was not the decoder's
+        wrong = False
     except MalformedPacket:
-        pass
+        wrong = True
+    decoder.topic_end = decoder.topic_start
     buf = decoder.buffer
     at = decoder.at
     qos = buf[at] >> 1 & 3
-    if buf[at] >> 4 != 3 or not 0 < qos < 3 or decoder.more:
-        return False
+    if not wrong or buf[at] >> 4 != 3 or decoder.more:
+        return False  # not wrong: the error was not the decoder's
     n = shift = 0
     while shift < 28:
         at += 1
@@ -39,9 +40,12 @@ def acknowledge(decoder: "Any", output: "Any") -> bool:
     at += 3
     if at > end or buf[at - 3] > 127:  # a length of five bytes
         return False
-    at += buf[at - 2] << 8 | buf[at - 1]
-    packet_id = buf[at] << 8 | buf[at + 1] if at + 2 <= end else 0
-    if not packet_id or output.room() < _ACK_BYTES:
+    n = at + (buf[at - 2] << 8 | buf[at - 1])
+    if n <= end:
+        decoder.topic_start = at
+        decoder.topic_end = n
+    packet_id = buf[n] << 8 | buf[n + 1] if n + 2 <= end else 0
+    if not 0 < qos < 3 or not packet_id or output.room() < _ACK_BYTES:
         return False
     output.put_ack(3 + qos, packet_id, _UNSPECIFIED_ERROR)
     return True

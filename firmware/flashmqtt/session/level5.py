@@ -129,6 +129,18 @@ class Level5:
         except MemoryError:  # only a person reads it
             self.answer = {}
 
+    def avoid_retained(self, session: "Any", decoder: "Any") -> None:
+        """Ask for no retained messages any more (Retain Handling 2) with the filters that brought a malformed one.
+
+        In a new session, it would come again with each SUBSCRIBE, end each connection, and so stop all other messages.
+        """
+        if decoder.buffer[decoder.at] & 1:
+            from flashmqtt.codec.topics import covers
+
+            for entry in session.subscriptions:
+                if covers(entry.filter, decoder.buffer, decoder.topic_start, decoder.topic_end):
+                    entry.options = entry.options & 15 | 0x20
+
     def disconnect_properties(self, code: int, expiry_s: "int | None") -> "bytes | None":
         """Return the properties of a DISCONNECT with this reason code and session expiry (None: as in CONNECT).
 
