@@ -63,6 +63,7 @@ except ImportError:  # CPython
     from .hosted import sleep_ms as _sleep_ms
 
 _ABSENT = object()
+_TAKEN = const(-2)  # all handlers have finished with the message, which is being acknowledged
 _LEVEL_5 = const(5)
 _DEFAULT_EXPIRY_S = const(604800)  # of a `Level5`
 _POLLIN = const(1)  # the link's events when its output is empty
@@ -347,7 +348,8 @@ class Client:
         self.timeout_s = timeout_s
         self._waiting = (waiting, waiting_bytes or buffer_bytes * 8, attempts, clean, keeps, int(unclaimed_s * 1000))
         self.errors: "list[Any]" = []  # what handlers raised; `poll` raises it
-        self._finished = -1  # how many handlers have finished with the message that has just arrived; -1: there is none
+        # How many handlers have finished with the message that has just arrived; -1: there is none; or _TAKEN.
+        self._finished = -1
         self._feed = self.link.feed = feed
         self._output = self.session.output
         # Bound methods: on a board, a method lookup in an object with many attributes takes 20 us, an attribute 2 us.
@@ -694,7 +696,11 @@ class Client:
                     now_ms = ticks_ms()
             except BaseException as error:
                 link.handling = False
-                if self._finished < 0:
+                finished = self._finished
+                if finished < 0:
+                    self._finished = -1
+                    if finished == _TAKEN and not _isinstance(error, Exception):
+                        raise  # Ctrl-C: the next step acknowledges the message
                     link.ended(error, now_ms)
                 else:
                     handled += 1
@@ -782,9 +788,10 @@ class Client:
                 self._finished = -1
                 return False
             self.run(self.on_message, session.message)
-        self._finished = -1
+        self._finished = _TAKEN
         if session.handed:
             self._acknowledge()  # now: even if the connection fails next, a handler that has finished must not run again
+        self._finished = -1
         return True
 
     def _handler_failed(self, error: "Any") -> None:

@@ -10,9 +10,10 @@ from .session.waiting import WaitingQueue
 if TYPE_CHECKING:
     from typing import Any  # noqa: TID251
 
-# Which messages to return, and a state: `session/waiting.py`.
+# Which messages to return, and states: `session/waiting.py`.
 _CLAIMED = const(1)
 _UNCLAIMED = const(2)
+_BUSY = const(1)
 _LEFT = const(2)
 
 _ERRORS = const(8)  # how many errors of handlers are kept for `poll`
@@ -42,6 +43,9 @@ class Deferred(WaitingQueue):
         on_message = client.on_message
         if not self.due(now_ms, on_message is not None):
             return 0
+        for message in self.entries:
+            if message.state == _BUSY:  # Ctrl-C came between a handler and the next line
+                self.put_back(message)
         handled = 0
         failed = len(client.errors)
         while len(client.errors) == failed:

@@ -16,12 +16,15 @@ from flashmqtt.journal.held import Held
 from flashmqtt.journal.journal import Journal
 from flashmqtt.journal.pieces import Pieces
 from flashmqtt.session import inbound
+from flashmqtt.session.inbound import Inbound
 from flashmqtt.session.ram import RamStore
+from flashmqtt.session.session import Session
+from flashmqtt.session.waiting import WaitingQueue
 from host_tests.both.loopback import poll_until
 from host_tests.both.stored import held_messages, message
 from host_tests.both.test_client import connected
 from host_tests.both.wire import connected as peer
-from host_tests.both.wire import id_of, in_flight, puback, publish, pubrel
+from host_tests.both.wire import id_of, in_flight, puback, pubcomp, publish, pubrec, pubrel
 
 
 def lines(function: Callable) -> list[int]:
@@ -49,6 +52,17 @@ def interrupted(function: Callable, at: int, call: Callable, *arguments: object)
     finally:
         sys.settrace(None)
     return False
+
+
+def _line(function: Callable, number: int) -> str:
+    source, first = inspect.getsourcelines(function)
+    return source[number - first].strip()
+
+
+def jumps(function: Callable) -> list[int]:
+    """Return the lines at which Ctrl-C can raise on a board: those with a jump, or after a call."""
+    heads = ("if ", "while ", "for ", "return", "break", "self._write", "self._open", "self._put", "journal._write")
+    return [at for at in lines(function) if _line(function, at).startswith(heads)]
 
 
 @pytest.mark.req("Q1", "R4")
@@ -80,6 +94,67 @@ def test_interrupted_finish_of_a_message_leaves_nothing_that_can_not_be_sent(at,
     assert not broker.session.is_done(others[-1])
     broker.give(*[puback(n) for n in range(2, 6)])
     assert broker.session.pending() == 0
+
+
+@pytest.mark.req("Q2", "S1")
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_interrupted_finish_publishes_no_qos_2_message_a_second_time(n):
+    for at in jumps(RamStore.finish):
+        broker = in_flight(2, store=RamStore(), window=8)
+        for number in range(n):
+            broker.session.publish(b"a", b"%d" % number, 2)
+        ids = range(2, 3 + n)
+        broker.took()
+        broker.give(*[pubrec(i) for i in ids])
+        broker.took()
+        broker.give(*[pubcomp(i) for i in ids if i > 2])
+        interrupted(RamStore.finish, at, broker.give, pubcomp(2))
+        broker.drop()
+        assert not [one for one in broker.connect(present=1) if one[0] >> 4 == 3]
+        broker.give(*[pubcomp(i) for i in ids])
+        assert broker.session.pending() == 0
+
+
+@pytest.mark.req("Q4", "R4")
+@pytest.mark.parametrize(
+    "function", [Session.acknowledge, Inbound.discard_handed, Inbound.discard_taken, Inbound.discard, RamStore.discard]
+)
+@pytest.mark.parametrize("subscribed", [False, True])
+def test_message_whose_acknowledgement_was_interrupted_is_not_handed_over_again(function, subscribed):
+    count = 0
+    for at in lines(function):
+        broker, mqtt = connected()
+        broker.present = 1
+        seen = []
+        mqtt.on_message = lambda m, seen=seen: seen.append(m.payload)
+        if subscribed:
+            mqtt.subscribe("a", 2, mqtt.on_message)
+        broker.give(publish(b"a", b"1", 2, 1), pubrel(1))
+        count += interrupted(function, at, poll_until, mqtt, lambda broker=broker: pubcomp(1) in broker.packets)
+        broker.drop()
+        poll_until(mqtt, lambda broker=broker, mqtt=mqtt: broker.connects == 2 and mqtt.connected)
+        broker.give(pubrel(1))
+        poll_until(mqtt, lambda broker=broker: pubcomp(1) in broker.packets)
+        assert seen == [b"1"]
+        mqtt.disconnect()
+    assert count > 1
+
+
+@pytest.mark.req("Q4", "R1", "R4")
+@pytest.mark.parametrize("function", [WaitingQueue.begin, WaitingQueue.finish])
+@pytest.mark.parametrize("qos", [1, 2])
+def test_message_that_waited_blocks_no_other_one_after_an_interrupt(function, qos):
+    for at in lines(function):
+        broker, mqtt = connected()
+        seen = []
+        broker.give(*[publish(b"a", b"%d" % n, qos, n) for n in (1, 2)])
+        broker.give(*[pubrel(n) for n in (1, 2) if qos == 2])
+        poll_until(mqtt, lambda mqtt=mqtt: mqtt.session.waiting and len(mqtt.session.waiting.entries) == 2)
+        mqtt.on_message = lambda m, seen=seen: seen.append(m.payload)
+        interrupted(function, at, poll_until, mqtt, lambda seen=seen: len(seen) == 2)
+        poll_until(mqtt, lambda seen=seen: len(seen) == 2)
+        assert seen == [b"1", b"2"]
+        mqtt.disconnect()
 
 
 @pytest.mark.req("Q1", "R4")
@@ -121,11 +196,6 @@ def test_interrupted_publish_does_not_refuse_later_ones():
     assert count > 20
 
 
-def _line(function: Callable, number: int) -> str:
-    source, first = inspect.getsourcelines(function)
-    return source[number - first].strip()
-
-
 @pytest.mark.req("R1")
 def test_subclass_that_replaces_poll_is_not_called_by_the_client_itself():
     broker, mqtt = connected()
@@ -147,12 +217,6 @@ def test_subclass_that_replaces_poll_is_not_called_by_the_client_itself():
 
 
 # --- the journal ---
-
-
-def jumps(function: Callable) -> list[int]:
-    """Return the lines at which Ctrl-C can raise on a board: those with a jump, or after a call."""
-    heads = ("if ", "while ", "for ", "return", "break", "self._write", "self._open", "self._put", "journal._write")
-    return [at for at in lines(function) if _line(function, at).startswith(heads)]
 
 
 def journal_with_messages() -> tuple[Journal, RamRegion]:

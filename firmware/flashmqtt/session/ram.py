@@ -114,15 +114,11 @@ class RamStore:
     def finish(self, seq: int) -> None:
         """Remove a message that is done."""
         flags = self._flags
+        flags[seq & 31] |= _FINISHED
         low = self.low
-        if seq != low:
-            flags[seq & 31] |= _FINISHED
-        else:
-            flags[seq & 31] = 0
+        while flags[low & 31] & _FINISHED:
+            flags[low & 31] = 0  # Ctrl-C raises at a jump: it can't separate these lines
             low += 1
-            while flags[low & 31] & _FINISHED:
-                flags[low & 31] = 0
-                low += 1
             self.low = low
         # Last, because Ctrl-C may end this half-way, and an unfinished message needs its body.
         at = seq % self.limit
