@@ -567,7 +567,7 @@ class Client:
         """Wait for the socket, or until work is due."""
         link = self.link
         if link.polled is None:
-            await _sleep_ms(link.wait_ms)
+            await _sleep_ms(min(link.wait_ms, 1000))
             return
         try:
             await _wait_for_ms(_ready(link), link.wait_ms)

@@ -14,6 +14,8 @@ from flashmqtt.aio import Client
 from flashmqtt.backoff import Backoff
 from flashmqtt.compat import ticks_diff, ticks_ms
 from flashmqtt.errors import ConnectionLost, ConnectRefused, DeadlineExpired, FlashFailed, Refused, UsageError
+from flashmqtt.flash.ram import RamRegion
+from flashmqtt.journal.journal import DROP_OLDEST, Journal
 from flashmqtt.session.ram import RamStore
 from loopback import Flooding, Loopback
 from wire import publish, pubrel
@@ -69,6 +71,26 @@ def test_delivered_returns_false_for_lost_or_dropped_messages():
             for handle in handles:
                 assert await mqtt.delivered(handle, 3) == (handle != handles[1])
             assert not await mqtt.delivered(0, 3)  # handle 0: the store's policy dropped the message
+
+    run(case)
+
+
+@pytest.mark.req("S5", "R5")
+def test_dropped_messages_are_reported_before_the_next_attempt_to_connect():
+    async def case(broker):
+        broker.close()
+        mqtt = client(broker, store=Journal(RamRegion(6, 1024), policy=DROP_OLDEST), backoff=Backoff(60000, 60000))
+        dropped = []
+        mqtt.on_dropped = lambda first, last: dropped.append(first)
+        mqtt.link.backoff._random_below = lambda n: n - 1
+        mqtt.start()
+        await until(lambda: mqtt.error)
+        while not mqtt.session.store.dropped:
+            await mqtt.publish("a", bytes(60), 1)
+        await until(lambda: dropped)
+        assert dropped[0] == 1 and mqtt.link.attempts == 1
+        await mqtt.disconnect()
+        broker.open()
 
     run(case)
 
