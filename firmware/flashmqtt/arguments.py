@@ -8,10 +8,10 @@ if TYPE_CHECKING:
 
 # The numbers among a client's arguments, as its constructor checks them; the last three may have fractions.
 _NUMBERS = (
-    "port keep_alive_s window buffer_bytes refuse_after waiting attempts retry_ms waiting_bytes"
+    "level port keep_alive_s window buffer_bytes refuse_after waiting attempts retry_ms waiting_bytes"
     " timeout_s response_s unclaimed_s"
 )
-_WHOLE = const(9)
+_WHOLE = const(10)
 _LONGEST_WAIT_S = const(500000)
 
 
@@ -89,7 +89,7 @@ def refuse_client(
     attempts: "Any",
     store: object,
     tls: object,
-    backoff: object,
+    backoff: "Any",
     five: object,
     server_name: object,
     feed: object,
@@ -122,6 +122,8 @@ def refuse_client(
         text = 'unclaimed %r: "drop" or "keep"' % (unclaimed,)
     elif backoff and not hasattr(backoff, "cap_ms"):
         text = "backoff %r: a Backoff is needed" % (backoff,)
+    elif backoff and not 0 <= backoff.base_ms | backoff.cap_ms < 1 << 29:
+        text = "backoff: base_ms %d, cap_ms %d: 0 to %d" % (backoff.base_ms, backoff.cap_ms, (1 << 29) - 1)
     else:
         text = "five: a Level5 needs level=5"
     raise UsageError(text)

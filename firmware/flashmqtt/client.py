@@ -8,7 +8,7 @@ clock and how to wait for a socket; everything else is in `link.py` and below.
 from select import poll as _poll
 
 from .backoff import Backoff
-from .codec.encode import put_connect
+from .codec.encode import _check_field
 from .codec.quick import put_message
 from .compat import TYPE_CHECKING, const, ticks_add, ticks_diff, ticks_ms
 from .connection import (
@@ -76,7 +76,7 @@ _IPOLL = hasattr(_poll(), "ipoll")
 _SLICE_MS = const(200)
 _REFUSALS = const(64)  # how many codes of refused messages are kept
 _LIMIT = const(1 << 29)  # of numbers among the arguments
-_WHOLE = const(9)  # the first of them have no fractions, the others are seconds: see `arguments.refuse_number`
+_WHOLE = const(10)  # the first of them have no fractions, the others are seconds: see `arguments.refuse_number`
 _LONGEST_WAIT_S = const(500000)  # of a wait: a board's ticks have room for 2^29 ms
 _LONGEST_WAIT_MS = const(500000000)
 _READ_DELAY_MS = const(10)  # how long `publish` delays reading, so that acknowledgements are handled in batches
@@ -254,6 +254,7 @@ class Client:
         log: "Callable[[str], object] | None" = None,
     ) -> None:
         numbers = (
+            level,
             port,
             keep_alive_s,
             window,
@@ -267,7 +268,7 @@ class Client:
             response_s,
             unclaimed_s,
         )
-        for i in range(12):
+        for i in range(13):
             if not _isinstance(numbers[i], int if i < _WHOLE else (int, float)) or not (
                 0 <= numbers[i] < (_LIMIT if i < _WHOLE else _LONGEST_WAIT_S)
             ):
@@ -282,7 +283,7 @@ class Client:
             or not (0 < port < 65536 and host and (keeps or unclaimed == "drop"))
             or (store is not None and not hasattr(store, "next_seq"))
             or (tls and not hasattr(tls, "wrap_socket"))
-            or (backoff and not _isinstance(backoff, Backoff))
+            or (backoff and not (_isinstance(backoff, Backoff) and 0 <= backoff.base_ms | backoff.cap_ms < _LIMIT))
             or (five and (level != _LEVEL_5 or not hasattr(five, "expiry_s")))
             or not (_isinstance(server_name or "", _str) and callable(feed or len) and callable(log or len))
         ):
@@ -311,21 +312,10 @@ class Client:
                 refuse_will(will)
             will = (octets(will[0], "will"), octets(will[1], "will"), will[2], will[3])
         address = octets(host, "host")
+        _check_field(address, True)
         client_id = octets(client_id, "client_id")
         user = None if user is None else octets(user, "user")
         password = None if password is None else octets(password, "password")
-        # What CONNECT can't hold is an error here, not only at the first attempt to connect.
-        put_connect(
-            self.session.scratch,
-            0,
-            client_id,
-            level,
-            True,
-            keep_alive_s,
-            user,
-            password,
-            *(will or (None, b"", 0, False)),
-        )
         self.connection = Connection(
             self.session,
             client_id,
@@ -341,6 +331,8 @@ class Client:
             b"%s:%d" % (address, port),
         )
         self.connection.owner = self
+        # What CONNECT can't hold is an error here, not only at the first attempt to connect.
+        self.connection.put_connect(self.session.scratch, 0)
         self.link = Link(
             self.connection, str(address, "utf-8"), port, backoff or Backoff(), tls, server_name, int(timeout_s * 1000)
         )

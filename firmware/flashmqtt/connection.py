@@ -157,7 +157,7 @@ class Connection:
         self.session_present = False
         self.owner: "Any" = self  # the event DELIVERED is not returned if its `on_delivered` is None
         self.keep_alive_ms = 0
-        self._clean_sent = False
+        self._clean_sent = True
         self._purge = False  # the broker has an old session of this client id: connect with a clean start once
         self._unanswered = session.kept_doubt()
         self._doubtful = False  # an earlier CONNECT had no answer: the broker's session may have begun with that one
@@ -185,10 +185,23 @@ class Connection:
         self._clean_sent = (
             self.clean or self._purge or (session.level != 4 and not session.has_note(self.client_id, self.broker))
         )
+        output.put(self.put_connect)
+        session.keep_doubt(True)  # CONNECT is valid and will be sent
+        self.keep_alive_ms = self.keep_alive_s * 1000
+        output.sent_ms = self.received_ms = self._scanned_ms = self._pinged_ms = now_ms
+        self._pinged = self._blocked = False
+        self._doubtful = self._unanswered
+        self._unanswered = True
+        self.state = CONNECTING
+
+    def put_connect(self, buf: "bytearray | memoryview", pos: int) -> int:
+        """Write CONNECT into buf[pos:]; return where it ends."""
+        session = self.session
         five = self.five
         topic, payload, qos, retain = self.will or (None, b"", 0, False)
-        output.put(
-            put_connect,
+        return put_connect(
+            buf,
+            pos,
             self.client_id,  # the same for the whole session [MQTT-3.1.3-2]
             session.level,
             self._clean_sent,
@@ -202,13 +215,6 @@ class Connection:
             five and five.start(session, self.decoder),
             five and five.will_properties,
         )
-        session.keep_doubt(True)  # CONNECT is valid and will be sent
-        self.keep_alive_ms = self.keep_alive_s * 1000
-        output.sent_ms = self.received_ms = self._scanned_ms = self._pinged_ms = now_ms
-        self._pinged = self._blocked = False
-        self._doubtful = self._unanswered
-        self._unanswered = True
-        self.state = CONNECTING
 
     def disconnect(self, code: int = 0, properties: "bytes | bytearray | memoryview | None" = None) -> bool:
         """Put DISCONNECT: the broker discards the will [MQTT-3.14.4-3]. Write the output, then close the socket.

@@ -279,7 +279,8 @@ def test_invalid_disconnect_reason_code_is_refused():
         ({"max_qos": 0}, "max_qos 0: 1 or 2"),
         ({"refuse_after": 255}, "refuse_after 255: 0 to 254"),
         ({"level": 2}, "level 2: 3 to 5"),
-        ({"level": "4"}, "level '4': 3 to 5"),
+        ({"level": "4"}, "level '4': a number is needed"),
+        ({"host": b"\xff"}, "not UTF-8: "),
         ({"client_id": "i" * 24, "level": 3}, "client_id 24: 1 to 23"),
         ({"password": "secret"}, "password without user"),
         ({"keep_alive_s": 65536}, "keep_alive_s 65536: 0 to 65535"),
@@ -435,7 +436,7 @@ def test_invalid_session_expiry_is_refused_by_name(expiry_s):
 
 @pytest.mark.req("W10")
 @pytest.mark.parametrize(
-    "name", ["port", "keep_alive_s", "window", "buffer_bytes", "refuse_after", "waiting", "attempts"]
+    "name", ["level", "port", "keep_alive_s", "window", "buffer_bytes", "refuse_after", "waiting", "attempts"]
 )
 def test_fraction_is_refused_where_a_whole_number_is_needed(name):
     for wrong in (1.5, 2.0):
@@ -542,6 +543,8 @@ def test_tuple_is_refused_by_name(name):
         ({"waiting_bytes": -64}, "waiting_bytes -64: not below 0"),
         ({"backoff": 5}, "backoff 5: a Backoff is needed"),
         ({"backoff": (1, 2)}, "backoff (1, 2): a Backoff is needed"),
+        ({"backoff": Backoff(base_ms=-1)}, "backoff: base_ms -1, cap_ms 120000: 0 to 536870911"),
+        ({"backoff": Backoff(cap_ms=1 << 29)}, "backoff: base_ms 500, cap_ms 536870912: 0 to 536870911"),
         ({"five": 5}, "five 5: a Level5 is needed"),
         ({"five": 5, "level": 5}, "five 5: a Level5 is needed"),
         ({"server_name": 5}, "server_name 5: a str is needed"),
@@ -597,3 +600,21 @@ def test_messages_that_another_client_stored_in_ram_are_refused_at_another_level
         client(store=store, level=5)
     assert str(caught.value).startswith("messages of level 4 are stored")
     assert client(store=store, level=3).pending == 1
+
+
+@pytest.mark.req("W10", "W12")
+def test_connect_that_does_not_fit_with_its_properties_is_refused_when_the_client_is_made():
+    properties = {USER_PROPERTY: [("name", "x" * 100)]}
+    for five in (Level5(properties=properties), Level5(will_properties=properties)):
+        client(level=5, will=("a", "b", 0, False), five=five, buffer_bytes=256)
+        with pytest.raises(BufferTooSmall):
+            client(level=5, will=("a", "b", 0, False), five=five, buffer_bytes=128)
+
+
+@pytest.mark.req("S5")
+@pytest.mark.parametrize("wrong", ["x", None, 0, -1, 5.0])
+def test_ram_store_refuses_what_is_no_number_of_messages(wrong):
+    for options in ({"limit": wrong}, {"hold_limit": wrong}, {"longest": wrong}):
+        with pytest.raises(UsageError) as caught:
+            RamStore(**options)
+        assert str(caught.value) == "RamStore: %r: a whole number from 1 on is needed" % (wrong,)

@@ -120,6 +120,10 @@ class Level5:
             connection.keep_alive_ms = granted[SERVER_KEEP_ALIVE] * 1000
         if ASSIGNED_CLIENT_IDENTIFIER in granted:  # use it from now on: the session is kept under this id
             connection.client_id = granted[ASSIGNED_CLIENT_IDENTIFIER].encode()
+            try:
+                connection.put_connect(session.output.buf, session.output.end)
+            except BufferTooSmall:
+                connection.client_id = b""  # the buffer is too small for it: the server assigns another one each time
         self._outbound = OutboundAliases(min(granted.get(TOPIC_ALIAS_MAXIMUM, 0), 16))
 
     def refused(self, packet: "Any") -> None:

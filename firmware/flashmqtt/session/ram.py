@@ -41,6 +41,9 @@ class RamStore:
     _begun_done = 0
 
     def __init__(self, limit: int = 100, hold_limit: int = 40, longest: int = 32768) -> None:
+        for number in (limit, hold_limit, longest):
+            if not isinstance(number, int) or number < 1:
+                raise UsageError("RamStore: %r: a whole number from 1 on is needed" % (number,))
         self.limit = limit
         self.hold_limit = hold_limit
         self.longest = longest
