@@ -1,6 +1,7 @@
 """config.toml: mistakes are named by file, key, value and what is allowed; secrets are refused there and never shown."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -118,6 +119,7 @@ def test_example_is_complete_and_valid(tmp_path):
         (GOOD + '[home_assistant]\ndiscovery = "home/#"\n', ["home_assistant.discovery", "'home/#'", "topics"]),
         (GOOD + '[home_assistant]\ndiscovery = "a\\u0000"\n', ["home_assistant.discovery", "topics"]),
         (GOOD + '[device]\nid = "pump\\n"\n', ["device.id", "'pump\\n'", "control characters"]),
+        (GOOD + 'user = "pump\\u0000"\n', ["broker.user", "control characters"]),
         (GOOD + 'user = "pump\\t1"\n', ["broker.user", "'pump\\t1'", "control characters"]),
         (GOOD + '[home_assistant]\ndiscovery = "home\\u0085"\n', ["home_assistant.discovery", "control characters"]),
         (GOOD + 'tls = true\nca = "a\\u0000b"\n', ["broker.ca", "'a\\x00b'", "name of a file"]),
@@ -126,6 +128,7 @@ def test_example_is_complete_and_valid(tmp_path):
         ('[broker]\nhost = "mqtt://x"\n', ["broker.host", "'mqtt://x'", "broker.port"]),
         ('[broker]\nhost = " x "\n', ["broker.host", "' x '", "broker.port"]),
         ('[broker]\nhost = "x\\n"\n', ["broker.host", "broker.port"]),
+        (GOOD + f'user = "{"ü" * 255}"\n[device]\nid = "{"x" * 26}"\n', ["broker.user", "device.id", "562 bytes; 560"]),
         (GOOD + f'[wifi]\nssid = "{"ü" * 17}"\n', ["wifi.ssid", "ü", "32 bytes"]),
         (GOOD + "port = 2020-01-01\n", ["broker.port", "2020", "of type int"]),
         (GOOD + 'level = 3\n[device]\nid = "a-name-of-more-than-23-characters"\n', ["device.id", "23"]),
@@ -197,6 +200,14 @@ def test_broker_password_without_a_user_is_refused_below_level_5(tmp_path):
         load(tmp_path, GOOD, environment=environment)
     assert load(tmp_path, GOOD + "level = 5\n", environment=environment)["broker_password"] == "s3cret"
     assert load(tmp_path, GOOD + 'user = "me"\n', environment=environment)["user"] == "me"
+
+
+@pytest.mark.req("B3")
+def test_secret_in_the_environment_that_is_not_utf_8_is_named_without_its_value(tmp_path):
+    secret = os.fsdecode(b"hunter2-\xff")
+    with pytest.raises(ConfigurationError, match="FLASHMQTT_WIFI_PASSWORD in the environment is not UTF-8") as raised:
+        load(tmp_path, GOOD + '[wifi]\nssid = "home"\n', environment={"FLASHMQTT_WIFI_PASSWORD": secret})
+    assert "hunter2" not in str(raised.value)
 
 
 @pytest.mark.req("B3")

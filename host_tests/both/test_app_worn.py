@@ -525,6 +525,21 @@ def test_changed_protocol_level_is_used_after_the_stored_messages_are_delivered(
     broker.close()
 
 
+@pytest.mark.parametrize("level", [4, 5])
+@pytest.mark.req("W10", "B3")
+def test_longest_user_password_and_id_that_a_deployment_allows_fit_into_the_buffer(level):
+    broker = Loopback()
+    settings = {"broker": "127.0.0.1", "port": broker.port, "watchdog_s": 8, "level": level}
+    settings.update(
+        {"user": "u" * 255, "broker_password": "p" * 255, "device": "d" * 25}
+    )  # 560 bytes with twice the id
+    application = Application(Board(broker), check(settings), Facts())
+    turns(application, lambda: broker.of(1))
+    assert len(broker.of(1)[0]) > 600
+    application.client.link.stop()
+    broker.close()
+
+
 @pytest.mark.req("B4", "W10")
 def test_application_at_level_5_starts_with_a_journal_that_names_no_level():
     broker = Loopback()

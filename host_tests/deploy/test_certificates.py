@@ -72,6 +72,7 @@ def test_unsuitable_authority_is_named(made, name, words):
         ("board.crt", "locked.key", ["broker.key", "locked.key", "pass phrase", "openssl pkey"]),
         ("board.crt", "good.key", ["board.crt", "good.key", "don't match"]),
         ("board.crt", "board.crt", ["broker.key", "board.crt", "PRIVATE KEY"]),
+        ("old.crt", "ca.key", ["broker.cert", "old.crt", "expired"]),
     ],
 )
 def test_unsuitable_identity_is_named(made, cert, key, words):

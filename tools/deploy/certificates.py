@@ -84,7 +84,8 @@ def identity(cert: Path, key: Path) -> tuple[bytes, bytes]:
     """Return the content of a client's certificate and key for the board.
 
     Raises:
-        ConfigurationError: a file can't be read, the key has a pass phrase, or certificate and key don't match.
+        ConfigurationError: a file can't be read, the key has a pass phrase, certificate and key don't match, or the
+            certificate has expired.
     """
     certificate, secret = _pem("cert", cert, b"CERTIFICATE"), _pem("key", key, b"PRIVATE KEY")
     if b"ENCRYPTED" in secret:
@@ -97,6 +98,9 @@ def identity(cert: Path, key: Path) -> tuple[bytes, bytes]:
     except ssl.SSLError as error:
         words = "don't match" if "MISMATCH" in str(error) else f"can't be used: {error}"
         raise ConfigurationError(f"broker.cert and broker.key, {cert} and {key}, {words}") from None
+    end = ssl._ssl._test_decode_cert(str(cert))["notAfter"]  # type: ignore[attr-defined]
+    if ssl.cert_time_to_seconds(end) < time.time():
+        raise ConfigurationError(f"broker.cert: {cert} has expired ({end})")
     return certificate, secret
 
 

@@ -48,6 +48,9 @@ TLS_KEYS = ("tls", *TLS_FILES)
 TLS_PORT = 8883
 ENVIRONMENT = {"password": "FLASHMQTT_WIFI_PASSWORD", "broker_password": "FLASHMQTT_BROKER_PASSWORD"}
 HIDDEN = "(hidden)"
+CONNECT_BYTES = (
+    560  # of user, password and twice the id (also in the will's topic): CONNECT has to fit in the board's buffer
+)
 HOST = re.compile(r"[A-Za-z0-9._-]+")
 NTP = re.compile(r"[A-Za-z0-9._-]+(?::([0-9]{1,5}))?")
 SENSORS = ROOT / "firmware" / "app" / "sensors"
@@ -60,7 +63,7 @@ KINDS: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
 SENSOR_KEYS = ("kind", "name", "qos", "interval_ms")
 SENSOR_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9\-:./_]{0,63}")  # RFC 8428, 4.5.1
 NAME_RULE = "a text of at most 64 letters (A to Z), digits and - : . / _ that begins with a letter or digit"
-CONTROL = re.compile(r"[\x01-\x1f\x7f-\x9f]")
+CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 COUNTRY = re.compile(r"([A-Za-z]{2})?")
 LINE = re.compile(r"\(at line (\d+),")
 # The words by which an error of tomllib begins -> what to do.
@@ -260,6 +263,11 @@ def _check_texts(config: dict) -> None:
             raise ConfigurationError(
                 f"{key}: {text!r} is not allowed: brokers refuse control characters (MQTT 3.1.1, 1.5.3)"
             )
+    size = len((config["user"] + config["broker_password"] + 2 * config["device"]).encode())
+    if size > CONNECT_BYTES:
+        raise ConfigurationError(
+            f"broker.user, broker.password and twice device.id are too long together: {size} bytes; {CONNECT_BYTES} at most"
+        )
 
 
 def _is_ipv6(text: str) -> bool:
@@ -316,7 +324,13 @@ def load(folder: Path, environment: Mapping[str, str] = os.environ) -> tuple[dic
     given |= tls.paths()
     if tls.on:
         given.setdefault("port", TLS_PORT)
-    given |= {key: environment[name] for key, name in ENVIRONMENT.items() if environment.get(name)}
+    for board_key, variable in ENVIRONMENT.items():
+        if environment.get(variable):
+            given[board_key] = environment[variable]
+            try:
+                environment[variable].encode()
+            except UnicodeEncodeError:
+                raise ConfigurationError(f"{variable} in the environment is not UTF-8") from None
     if "broker" not in given:
         raise ConfigurationError("config.toml: broker.host is missing: the broker's name or address")
     config = check(given)
