@@ -63,6 +63,11 @@ def from_board(port: str) -> tuple[bytes, int]:
                     raise Failure(
                         "The board has no board.py, so no journal is known there: `make deploy` first"
                     ) from said
+                if "no module named 'flashmqtt'" in str(said):
+                    raise DeployFailed(
+                        "The board has no library, which board.py needs: `make deploy` first, or `make backup`, then "
+                        "`make dump IMAGE=` with its folder"
+                    ) from said
                 raise
         restart(link, found)
     return b"".join(b"\xff" * 256 if page == "-" else binascii.a2b_base64(page) for page in pages), int(size)
