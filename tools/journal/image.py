@@ -64,7 +64,7 @@ def from_board(port: str) -> tuple[bytes, int]:
                         "The board has no board.py, so no journal is known there: `make deploy` first"
                     ) from said
                 if "no module named 'flashmqtt'" in str(said):
-                    raise DeployFailed(
+                    raise Failure(
                         "The board has no library, which board.py needs: `make deploy` first, or `make backup`, then "
                         "`make dump IMAGE=` with its folder"
                     ) from said
