@@ -125,7 +125,7 @@ def spark(landings: list[str], out: Path) -> None:
 
     meter = Meter()
     made = session.make("local[*]", out.parent / "spark.log")
-    for n, landing in enumerate(landings):
+    for n, landing in enumerate([landings[0], *landings]):  # the second one is warm
         fresh(out)
         meter.reset()
         commit = stream.once(made, landing, str(out))
