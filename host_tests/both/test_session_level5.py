@@ -496,6 +496,18 @@ def test_good_retained_message_behind_a_protocol_error_is_asked_for_again():
     assert asked == subscribe5(id_of(asked), b"", (b"a", 1))
 
 
+@pytest.mark.req("W12", "R4")
+@pytest.mark.parametrize(
+    "last, code", [(connack(), 0x82), (b"\x36", 0x81), (b"\x36\x80", 0x81), (b"\x36\xff\xff", 0x81)]
+)
+def test_wrong_packet_in_the_last_bytes_of_the_buffer_ends_the_connection_by_name(last, code):
+    broker = connected()
+    with pytest.raises((MalformedPacket, ProtocolError)) as caught:
+        broker.give(publish(b"a", bytes(1024 - 7 - len(last))) + last)  # the buffer has 1024 bytes
+    broker.connection.put_error_disconnect(caught.value)
+    assert split(broker.offered()) == [packet(0xE0, bytes([code]))]
+
+
 @pytest.mark.req("W13", "R4")
 def test_length_of_five_bytes_acknowledges_no_message():
     broker = connected()

@@ -14,21 +14,21 @@ _UNSPECIFIED_ERROR = const(0x80)
 
 
 def acknowledge(decoder: "Any", output: "Any") -> bool:
-    """Refuse the PUBLISH that can't be decoded, so that the broker does not send it again; set the decoder's span of its topic.
+    """Refuse the PUBLISH that can't be decoded, so that the broker does not send it again.
 
-    Return False if it is another packet (then the topic is empty), or has no packet id, or there is no room.
+    Return False if it is another packet, or has no packet id, or there is no room. Set the decoder's span of the topic: empty if
+    it is not a retained PUBLISH.
     """
     try:
         decoder.next()
-        wrong = False
+        head = 0  # the error was not the decoder's
     except MalformedPacket:
-        wrong = True
+        head = decoder.buffer[decoder.at]
     decoder.topic_end = decoder.topic_start
     buf = decoder.buffer
     at = decoder.at
-    qos = buf[at] >> 1 & 3
-    if not wrong or buf[at] >> 4 != 3 or decoder.more:
-        return False  # not wrong: the error was not the decoder's
+    if head >> 4 != 3 or decoder.more or decoder.end - at < 5:
+        return False
     n = shift = 0
     while shift < 28:
         at += 1
@@ -41,10 +41,11 @@ def acknowledge(decoder: "Any", output: "Any") -> bool:
     if at > end or buf[at - 3] > 127:  # a length of five bytes
         return False
     n = at + (buf[at - 2] << 8 | buf[at - 1])
-    if n <= end:
+    if n <= end and head & 1:
         decoder.topic_start = at
         decoder.topic_end = n
     packet_id = buf[n] << 8 | buf[n + 1] if n + 2 <= end else 0
+    qos = head >> 1 & 3
     if not 0 < qos < 3 or not packet_id or output.room() < _ACK_BYTES:
         return False
     output.put_ack(3 + qos, packet_id, _UNSPECIFIED_ERROR)

@@ -138,12 +138,11 @@ class Level5:
 
         In a new session, it would come again with each SUBSCRIBE, end each connection, and so stop all other messages.
         """
-        if decoder.buffer[decoder.at] & 1:
-            from flashmqtt.codec.topics import covers
+        from flashmqtt.codec.topics import covers
 
-            for entry in session.subscriptions:
-                if covers(entry.filter, decoder.buffer, decoder.topic_start, decoder.topic_end):
-                    entry.options = entry.options & 15 | 0x20
+        for entry in session.subscriptions:
+            if covers(entry.filter, decoder.buffer, decoder.topic_start, decoder.topic_end):
+                entry.options = entry.options & 15 | 0x20
 
     def disconnect_properties(self, code: int, expiry_s: "int | None") -> "bytes | None":
         """Return the properties of a DISCONNECT with this reason code and session expiry (None: as in CONNECT).
