@@ -78,10 +78,11 @@ class Deferred(WaitingQueue):
             if not message:
                 return
             self.unclaimed += 1
-            message.reported = True
+            message.reported = False  # before the call: no memory may be left after it
             left = message.state == _LEFT or message.in_pieces  # only its topic is in RAM
             if left or self.begin(message):
                 client.call(client.on_unclaimed, message)
+                message.reported = True  # last: after Ctrl-C it is reported again
                 if not self._keeps_unclaimed:
                     self.finish(message)
                 elif not left:

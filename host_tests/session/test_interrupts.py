@@ -157,6 +157,29 @@ def test_message_that_waited_blocks_no_other_one_after_an_interrupt(function, qo
         mqtt.disconnect()
 
 
+@pytest.mark.req("Q4", "R1")
+@pytest.mark.parametrize("limit", [1, 20])  # with 1, the second message does not fit
+def test_message_whose_report_as_unclaimed_was_interrupted_is_dropped_nevertheless(limit):
+    broker, mqtt = connected(unclaimed_s=0, waiting=limit)
+    broker.present = 1
+    mqtt.connect()
+    reported = []
+
+    def report(message):
+        reported.append(message.topic)
+        if len(reported) < 3:
+            raise KeyboardInterrupt
+
+    mqtt.on_unclaimed = report
+    broker.give(publish(b"a", b"1", 1, 1), publish(b"b", b"2", 1, 2))
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            poll_until(mqtt, lambda: False)
+    poll_until(mqtt, lambda: puback(2) in broker.packets)
+    assert sorted(set(reported)) == ["a", "b"] and puback(1) in broker.packets
+    mqtt.disconnect()
+
+
 @pytest.mark.req("Q1", "R4")
 @pytest.mark.parametrize("at", lines(Deferred.failed_now))
 def test_message_whose_failure_was_interrupted_comes_again(at):
