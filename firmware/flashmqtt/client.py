@@ -691,8 +691,11 @@ class Client:
                 finished = self._finished
                 if finished < 0:
                     self._finished = -1
-                    if finished == _TAKEN and not _isinstance(error, Exception):
-                        raise  # Ctrl-C: the next step acknowledges the message
+                    if finished == _TAKEN and not _isinstance(error, Exception):  # Ctrl-C
+                        try:
+                            self._acknowledge()  # again, and now: the program may disconnect next
+                        finally:
+                            raise error
                     link.ended(error, now_ms)
                 else:
                     handled += 1

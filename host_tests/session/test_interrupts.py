@@ -120,7 +120,8 @@ def test_interrupted_finish_publishes_no_qos_2_message_a_second_time(n):
     "function", [Session.acknowledge, Inbound.discard_handed, Inbound.discard_taken, Inbound.discard, RamStore.discard]
 )
 @pytest.mark.parametrize("subscribed", [False, True])
-def test_message_whose_acknowledgement_was_interrupted_is_not_handed_over_again(function, subscribed):
+@pytest.mark.parametrize("disconnects", [False, True])
+def test_message_whose_acknowledgement_was_interrupted_is_not_handed_over_again(function, subscribed, disconnects):
     count = 0
     for at in lines(function):
         broker, mqtt = connected()
@@ -131,8 +132,12 @@ def test_message_whose_acknowledgement_was_interrupted_is_not_handed_over_again(
             mqtt.subscribe("a", 2, mqtt.on_message)
         broker.give(publish(b"a", b"1", 2, 1), pubrel(1))
         count += interrupted(function, at, poll_until, mqtt, lambda broker=broker: pubcomp(1) in broker.packets)
-        broker.drop()
-        poll_until(mqtt, lambda broker=broker, mqtt=mqtt: broker.connects == 2 and mqtt.connected)
+        if disconnects:
+            mqtt.disconnect()
+            mqtt.connect()
+        else:
+            broker.drop()
+            poll_until(mqtt, lambda broker=broker, mqtt=mqtt: broker.connects == 2 and mqtt.connected)
         broker.give(pubrel(1))
         poll_until(mqtt, lambda broker=broker: pubcomp(1) in broker.packets)
         assert seen == [b"1"]
