@@ -37,6 +37,7 @@ from tools.landing import seal
 from tools.landing.lock import LandingInUse
 from tools.landing.log import DiskFull, LandingDamaged, LandingStalled, read_log
 from tools.landing.segments import find_segments
+from tools.landing.store import LandingStore
 from tools.proof.collector_kills import kill_collector
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -518,6 +519,46 @@ async def test_one_process_seals_all_logs_of_an_earlier_run_and_ends(tmp_path, s
         await broker.accept(CONNACK_PRESENT)
         await until_async(lambda: len(find_segments(tmp_path)) == 4 and started[0].returncode == 0)
     assert len(started) == 1
+    assert payloads(tmp_path) == [b"%d" % n for n in range(4)]
+
+
+STRAY_LINES = """
+import json, sys, time
+from pathlib import Path
+from tools.landing.seal import attempt
+for line in sys.stdin:
+    if "03.log" in line:
+        time.sleep(0.1)
+    print(json.dumps(attempt(Path(json.loads(line)), Path(sys.argv[1]), False)), flush=True)
+    if "01.log" in line:
+        print("a library's warning", flush=True)
+"""
+
+
+@pytest.mark.req("P1")
+@in_a_loop
+async def test_line_that_is_no_answer_of_the_sealing_process_removes_no_log(tmp_path, sealing_process, monkeypatch):
+    begin, remove = asyncio.create_subprocess_exec, LandingStore.sealed
+
+    async def begin_another(*words, **options):
+        return await begin(sys.executable, "-c", STRAY_LINES, *words[-2:], **options)
+
+    def remove_late(store, number):
+        if number == 2:
+            time.sleep(0.1)  # meanwhile the process would seal it again, and give one answer too many
+        remove(store, number)
+
+    monkeypatch.setattr(sealer, "RETRY_S", 0.01)
+    monkeypatch.setattr(LandingStore, "sealed", remove_late)
+    with monkeypatch.context() as broken, pytest.raises(LandingStalled):
+        broken.setattr(asyncio, "create_subprocess_exec", failing)
+        async with collecting(tmp_path, segment_rows=1) as (broker, _):
+            await broker.accept()
+            for n in range(4):
+                await broker.exchange(publish(b"%d" % n, 1, n + 1), ack(PUBACK, n + 1))
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", begin_another)
+    async with collecting(tmp_path) as (broker, _):
+        await broker.accept(CONNACK_PRESENT)
     assert payloads(tmp_path) == [b"%d" % n for n in range(4)]
 
 

@@ -142,6 +142,9 @@ class Sealer:
                 return {"error": f"the sealing process ended with status {await process.wait()}"}
             answer: dict[str, Any] = json.loads(line)
         except (OSError, ValueError) as error:
+            if self._process is not None and self._process.returncode is None:
+                self._process.kill()  # its next answer would be taken for that of another log
+                await self._process.wait()
             return {"error": f"{type(error).__name__}: {error}"}
         return answer
 
