@@ -498,6 +498,18 @@ async def test_killed_sealer_is_restarted(tmp_path, sealing_process, monkeypatch
     assert payloads(tmp_path) == [b"0", b"1", b"2"]
 
 
+async def four_logs_without_segments(tmp_path):
+    async def failing(*words, **options):
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    with pytest.MonkeyPatch.context() as broken, pytest.raises(LandingStalled):
+        broken.setattr(asyncio, "create_subprocess_exec", failing)
+        async with collecting(tmp_path, segment_rows=1) as (broker, _):
+            await broker.accept()
+            for n in range(4):
+                await broker.exchange(publish(b"%d" % n, 1, n + 1), ack(PUBACK, n + 1))
+
+
 @pytest.mark.req("P1")
 @in_a_loop
 async def test_one_process_seals_all_logs_of_an_earlier_run_and_ends(tmp_path, sealing_process, monkeypatch):
@@ -508,12 +520,7 @@ async def test_one_process_seals_all_logs_of_an_earlier_run_and_ends(tmp_path, s
         return started[-1]
 
     monkeypatch.setattr(sealer, "RETRY_S", 0.01)
-    with monkeypatch.context() as broken, pytest.raises(LandingStalled):
-        broken.setattr(asyncio, "create_subprocess_exec", failing)
-        async with collecting(tmp_path, segment_rows=1) as (broker, _):
-            await broker.accept()
-            for n in range(4):
-                await broker.exchange(publish(b"%d" % n, 1, n + 1), ack(PUBACK, n + 1))
+    await four_logs_without_segments(tmp_path)
     monkeypatch.setattr(asyncio, "create_subprocess_exec", begin_and_note)
     async with collecting(tmp_path) as (broker, _):
         await broker.accept(CONNACK_PRESENT)
@@ -550,20 +557,11 @@ async def test_line_that_is_no_answer_of_the_sealing_process_removes_no_log(tmp_
 
     monkeypatch.setattr(sealer, "RETRY_S", 0.01)
     monkeypatch.setattr(LandingStore, "sealed", remove_late)
-    with monkeypatch.context() as broken, pytest.raises(LandingStalled):
-        broken.setattr(asyncio, "create_subprocess_exec", failing)
-        async with collecting(tmp_path, segment_rows=1) as (broker, _):
-            await broker.accept()
-            for n in range(4):
-                await broker.exchange(publish(b"%d" % n, 1, n + 1), ack(PUBACK, n + 1))
+    await four_logs_without_segments(tmp_path)
     monkeypatch.setattr(asyncio, "create_subprocess_exec", begin_another)
     async with collecting(tmp_path) as (broker, _):
         await broker.accept(CONNACK_PRESENT)
     assert payloads(tmp_path) == [b"%d" % n for n in range(4)]
-
-
-async def failing(*words, **options):
-    raise OSError(errno.ENOMEM, "Cannot allocate memory")
 
 
 @pytest.mark.req("P1")
