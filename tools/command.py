@@ -20,6 +20,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any, NoReturn, TypeVar
 
 Number = TypeVar("Number", int, float)
@@ -223,6 +224,13 @@ def file(text: str) -> Path:
     return folder(str(path.parent)) / path.name
 
 
+def _interrupt(_: int, frame: FrameType | None) -> None:
+    """Do what Ctrl-C does now: raise KeyboardInterrupt, or, under asyncio, cancel the main task."""
+    handler = signal.getsignal(signal.SIGINT)
+    # A shell script starts its background jobs with SIGINT ignored.
+    (handler if callable(handler) else signal.default_int_handler)(signal.SIGINT, frame)
+
+
 def ended(act: Callable[[], int], *failures: type[Exception], stopped: str = STOPPED) -> int:
     """Run a command; return its exit status.
 
@@ -230,11 +238,11 @@ def ended(act: Callable[[], int], *failures: type[Exception], stopped: str = STO
     141 if nobody reads the output to its end (`| head`).
 
     Args:
-        act: does the work. It gets SIGTERM as KeyboardInterrupt, like Ctrl-C, so that its `with` and `finally` blocks run.
+        act: does the work. It gets SIGTERM as it gets Ctrl-C, so that its `with` and `finally` blocks run.
         failures: other errors with a cause outside the program, such as a wrong argument: only their text is printed.
         stopped: what is printed after Ctrl-C.
     """
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, _interrupt)
     reported: tuple[type[Exception], ...] = (Failure, *failures)
     try:
         status = act()

@@ -251,6 +251,34 @@ def test_command_ends_quietly_if_its_output_pipe_is_closed(lines):
     assert (ran.returncode, ran.stderr) == (141, "")
 
 
+SLEEPER = """
+import asyncio, os, signal, sys
+from tools.command import ended
+
+async def main():
+    os.kill(os.getpid(), signal.SIGTERM)
+    try:
+        await asyncio.sleep(60)
+    finally:
+        await asyncio.sleep(0)
+        print("finished")
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sys.exit(ended(lambda: asyncio.run(main())))
+"""
+
+
+def test_sigterm_under_asyncio_ends_the_main_task_in_order():
+    ran = subprocess.run(
+        [sys.executable, "-c", SLEEPER], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (ran.returncode, ran.stdout, ran.stderr) == (
+        130,
+        "finished\n",
+        "\nstopped; everything that was started has been ended\n",
+    )
+
+
 def test_broken_pipe_of_a_connection_is_raised():
     def fail() -> int:
         raise BrokenPipeError("the broker's connection")

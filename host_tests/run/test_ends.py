@@ -66,11 +66,11 @@ def wait_until_no_process_is_left(output: Path) -> None:
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
-def test_ctrl_c_leaves_no_process_behind(command, tmp_path):
+def test_ctrl_c_and_sigterm_leave_no_process_and_no_traceback(command, tmp_path):
     output = tmp_path / "out"
     process = start(output, command)
     wait_for_boards(process, output)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGTERM if command is RUN else signal.SIGINT)
     _, complaints = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 130
     assert "Traceback" not in complaints

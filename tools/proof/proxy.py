@@ -211,7 +211,7 @@ class Proxy:
 
     async def start(self) -> Proxy:
         """Listen on a free port."""
-        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        self._server = await asyncio.start_server(self._begin, "127.0.0.1", 0)
         self.port = self._server.sockets[0].getsockname()[1]
         return self
 
@@ -272,13 +272,16 @@ class Proxy:
             }
             self._capture.write(json.dumps(line, separators=(",", ":")) + "\n")
 
+    def _begin(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        # Python 3.11 prints a traceback if a task of its own is cancelled.
+        task = asyncio.ensure_future(self._accept(reader, writer))
+        self._accepted.add(task)
+        task.add_done_callback(self._accepted.discard)
+
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self._refusing:
             writer.transport.abort()
             return
-        if task := asyncio.current_task():
-            self._accepted.add(task)
-            task.add_done_callback(self._accepted.discard)
         try:
             up_reader, up_writer = await asyncio.open_connection("127.0.0.1", self.target)
         except OSError:
