@@ -251,7 +251,6 @@ def test_wipe_keeps_the_files_of_a_program_that_only_uses_the_library(tmp_path):
     """Its main.py begins like a program for umqtt.simple with the import changed."""
     own = {
         "/main.py": b"from flashmqtt.simple import MQTTClient\n",
-        "/main.py.before": b"# old\n",
         "/config.json": b"{}",
         "/app/pump.py": b"#\n",
     }
@@ -269,7 +268,21 @@ def test_wipe_keeps_the_files_of_a_program_that_only_uses_the_library(tmp_path):
         assert status == 0 and "flashmqtt's library and the journal" in printed, complaints
         with Link(device.path) as link:
             names = link.literal("import os; print(os.listdir('/') + os.listdir('/lib'))")
-            assert sorted(names) == ["app", "config.json", "lib", "main.py", "main.py.before"]
+            assert sorted(names) == ["app", "config.json", "lib", "main.py"]
+            assert {path: link.get(path) for path in own} == own
+
+
+@pytest.mark.req("B3")
+def test_second_program_of_the_users_own_does_not_replace_the_first_one_that_was_kept(tmp_path):
+    own = {"/main.py": b"print('second')\n", "/main.py.before": b"print('first')\n"}
+    with Device(tmp_path / "board", wifi=WIFI) as device:
+        config = write_configuration(tmp_path / "config", 1)
+        with Link(device.path) as link:
+            for path, content in own.items():
+                link.put(path, content)
+        status, _, complaints = run("deploy", "--port", device.path, "--config", str(config), "--yes")
+        assert status == 1 and "main.py.before from an earlier time" in complaints
+        with Link(device.path) as link:
             assert {path: link.get(path) for path in own} == own
 
 
@@ -974,6 +987,15 @@ def test_monitor_names_an_unplugged_board_and_waits_until_ctrl_c(tmp_path):
     terminal.until(f"monitor: {path} has disappeared: the board sleeps or was unplugged; waiting for it")
     terminal.press(b"\x03")
     assert terminal.ended() == 0 and "Traceback" not in terminal.said, terminal.said
+
+
+@pytest.mark.req("B3")
+def test_monitor_whose_time_is_up_while_the_port_is_away_ends_without_an_error(tmp_path, monkeypatch):
+    monkeypatch.setattr(link_module, "RESET_S", 0.05)
+    with Device(tmp_path / "board") as device:
+        threading.Timer(0.5, device.stop).start()
+        status, printed, complaints = run("monitor", "--port", device.path, "--timeout", "2")
+    assert status == 0 and "has disappeared" in complaints, printed + complaints
 
 
 @pytest.mark.req("B3", "B5")

@@ -314,6 +314,13 @@ def deploy(arguments: argparse.Namespace) -> None:
         march = build.architecture(found["mpy"])
         check_imports(found)
         foreign = retry_after_reset(link, lambda: foreign_files(link, found))
+        for name in foreign:
+            if f"{name}.before" in found["files"]:
+                raise Failure(
+                    f"The board has a {name} that is not flashmqtt's, and {name}.before from an earlier time. Copy what you want "
+                    f"to keep to this machine (.venv/bin/mpremote cp :{name} .), remove one of the two (.venv/bin/mpremote rm), "
+                    "and run the command again."
+                )
         with contextlib.nullcontext() if foreign else restarted_on_error(link, found):
             if not foreign:
                 stop_program(link, found)  # at once: a running watchdog resets the board within seconds
@@ -505,8 +512,9 @@ def monitor(arguments: argparse.Namespace) -> None:
 
     try:
         link.reopen()
-        for line in link.lines(arguments.timeout, away):
-            print(line if arguments.plain else explained(line), flush=True)
+        with contextlib.suppress(Failure):  # the time is up while the port is away
+            for line in link.lines(arguments.timeout, away):
+                print(line if arguments.plain else explained(line), flush=True)
     except KeyboardInterrupt:
         pass
     finally:
