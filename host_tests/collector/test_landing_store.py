@@ -9,14 +9,16 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from random import Random
 
 import pyarrow.parquet as pq
 import pytest
 
 from flashmqtt.errors import StoreFull, UsageError
-from tools.landing import durable, segments
+from tools.landing import durable, recent, segments
 from tools.landing.lock import LandingInUse
 from tools.landing.log import DiskFull, LandingDamaged, LandingForeign, LandingStalled
+from tools.landing.recent import Recent, digest
 from tools.landing.seal import seal
 from tools.landing.store import MOST_HELD, LandingStore
 
@@ -660,13 +662,43 @@ def test_copies_are_still_recognised_after_held_messages_were_forgotten(tmp_path
     packet = publish(b"pump/state", b"1", qos=2, packet_id=3)
     landing.store.hold(3, packet, len(packet))
     landing.store.rotate()
-    before = landing.store.recent.index()
-    assert list(before) == [9]
+    copy = 9, digest(b"garden/temperature", b"21.5")
+    assert landing.store.recent.has(*copy)
     assert landing.store.forget_held(lambda data, level: None) == 1
     landing.store.close()
     landing = Landing(tmp_path)
     assert landing.store.held() == []
-    assert landing.store.recent.index() == before
+    assert landing.store.recent.has(*copy)
+
+
+def test_recent_messages_are_the_last_ones_with_an_id_of_their_own(monkeypatch):
+    """Compare with a list; the state is encoded and inherited at any point."""
+    monkeypatch.setattr(recent, "MOST", 20)
+    random = Random(1)
+    found, landed = Recent(), []
+    for n in range(3000):
+        keys = [random.randrange(30) for _ in range(random.randrange(1, 4))]
+        found.land(4, b"".join(publish(b"t", b"%d" % (n % 9), packet_id=key) for key in keys), len(keys))
+        landed = [*landed, *((key, b"%d" % (n % 9)) for key in keys)][-20:]
+        key, payload = random.randrange(30), b"%d" % random.randrange(9)
+        if n % 3 == 0:
+            assert found.has(key, digest(b"t", payload)) == (
+                [one for one in landed if one[0] == key] == [(key, payload)]
+            )
+        if n % 7 == 0:
+            inherited = Recent()
+            inherited.inherit(found.encode())
+            found = inherited
+
+
+def test_recent_message_is_decoded_once_however_many_resent_ones_are_looked_up(monkeypatch):
+    decoded = []
+    monkeypatch.setattr(recent, "digest", lambda topic, payload: decoded.append(payload) or digest(topic, payload))
+    found = Recent()
+    for n in range(300):
+        found.land(4, publish(b"t", b"%d" % n, packet_id=n + 1), 1)
+        assert found.has(n + 1, digest(b"t", b"%d" % n))
+    assert len(decoded) == 300
 
 
 def test_landing_store_has_nothing_to_send(tmp_path):

@@ -164,7 +164,6 @@ class Collector:
         self.decoder.on_oversize = self._note_oversize
         self.connection.decoder = self.decoder
         self.sealer = Sealer(self.store, settings.landing, health, settings.salvage)
-        self._landed: dict[int, bytes] | None = None  # see `_is_copy`
         self._not_rotated = ""  # the reason, if the last attempt failed
         self.connects = 0
         self.connected_at = 0.0
@@ -360,7 +359,6 @@ class Collector:
             if room:
                 packets, ids = decoder.take_run(min(room, MOST_IN_ENTRY))
                 if ids:
-                    self._landed = None
                     self.store.land(packets, len(ids))
                     session.acknowledge_run(ids)
             event = process(now_ms)
@@ -377,7 +375,6 @@ class Collector:
                 self.health.connects.inc()
                 self.health.connected.set(1)
                 state = "the broker knows the session" if connection.session_present else "a new session"
-                self._landed = None
                 if not connection.session_present:
                     self.store.begin_session()
                 if not connection.session_present and (self.connects > 1 or self.store.stored):
@@ -402,22 +399,14 @@ class Collector:
             qos = 0  # QoS 0 with DUP marks a copy: see `log.py`
             end = message.topic_end - start
             del body[end : end + 2]
-        elif qos and not message.dup:
-            self._landed = None
         head = _head(0x30 | message.dup << 3 | qos << 1 | message.retain, len(body))
         self.store.land(head + body, 1)
 
     def _is_copy(self, message: Message) -> bool:
-        """Return whether a resent QoS 1 message landed in this session; if not, note that it does now."""
-        if self._landed is None:
-            self._landed = self.store.recent.index()
+        """Return whether a resent QoS 1 message landed in this session."""
         end = message.topic_end
         key = message.buffer[end] << 8 | message.buffer[end + 1]
-        digest = recent.digest(bytes(message.buffer[message.topic_start : end]), message.view)
-        if self._landed.get(key) == digest:
-            return True
-        self._landed[key] = b"" if key in self._landed else digest
-        return False
+        return self.store.recent.has(key, recent.digest(bytes(message.buffer[message.topic_start : end]), message.view))
 
     def _note_oversize(self, topic: str, length: int) -> None:
         self.health.oversize.inc()

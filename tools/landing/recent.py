@@ -27,9 +27,10 @@ class Recent:
     """The last messages that landed in the current session at the broker."""
 
     def __init__(self) -> None:
-        self._inherited: list[tuple[int, bytes]] = []
-        self._runs: deque[tuple[int, bytes, int]] = deque()  # level, packets, how many
+        self._runs: deque[tuple[int, bytes, int]] = deque()  # level, packets, how many; not yet decoded
         self._count = self._bytes = 0
+        self._known: deque[tuple[int, bytes]] = deque()  # of the messages before: packet id and digest, oldest first
+        self._by_id: dict[int, list[bytes]] = {}
 
     def land(self, level: int, packets: bytes, count: int) -> None:
         """Add PUBLISH packets that landed."""
@@ -40,36 +41,43 @@ class Recent:
             _, dropped, of_them = self._runs.popleft()
             self._count -= of_them
             self._bytes -= len(dropped)
-            self._inherited.clear()
+            self._known.clear()
+            self._by_id.clear()
 
     def clear(self) -> None:
         """Forget all messages: the broker began a new session, so earlier packet ids are void."""
         self.__init__()  # type: ignore[misc]
 
-    def known(self) -> list[tuple[int, bytes]]:
-        """Return packet id and digest of the last messages, oldest first."""
-        found = list(self._inherited)
-        for level, packets, _ in self._runs:
-            for head, topic, packet_id, _, payload in decoded(packets, 0, len(packets), level):
-                if head & QOS_BITS == QOS_1:
-                    found.append((int.from_bytes(packet_id), digest(topic, payload)))
-        return found[-MOST:]
-
-    def index(self) -> dict[int, bytes]:
-        """Return the digest of each packet id's message; b"" for an id that several messages had."""
-        found: dict[int, bytes] = {}
-        for key, its_digest in self.known():
-            found[key] = b"" if key in found else its_digest
-        return found
+    def has(self, packet_id: int, its_digest: bytes) -> bool:
+        """Return whether exactly one recent message had this packet id, and this digest."""
+        self._decode()
+        return self._by_id.get(packet_id) == [its_digest]
 
     def encode(self) -> bytes:
         """Return the state, as the body of a RECENT entry."""
-        return b"".join(ENTRY.pack(*one) for one in self.known())
+        self._decode()
+        return b"".join(ENTRY.pack(*one) for one in self._known)
 
     def inherit(self, body: bytes) -> None:
         """Replace the state by the body of a RECENT entry."""
         self.clear()
-        self._inherited = list(ENTRY.iter_unpack(body))
+        for one in ENTRY.iter_unpack(body):
+            self._add(*one)
+
+    def _decode(self) -> None:
+        for level, packets, _ in self._runs:
+            for head, topic, packet_id, _, payload in decoded(packets, 0, len(packets), level):
+                if head & QOS_BITS == QOS_1:
+                    self._add(int.from_bytes(packet_id), digest(topic, payload))
+        self._runs.clear()
+        self._count = self._bytes = 0
+
+    def _add(self, packet_id: int, its_digest: bytes) -> None:
+        self._known.append((packet_id, its_digest))
+        self._by_id.setdefault(packet_id, []).append(its_digest)
+        if len(self._known) > MOST:
+            oldest, _ = self._known.popleft()
+            del self._by_id[oldest][0]
 
 
 def digest(topic: bytes, payload: bytes | memoryview) -> bytes:
