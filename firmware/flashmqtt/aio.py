@@ -364,7 +364,7 @@ class Client:
         Raises:
             DeadlineExpired: messages are still pending after timeout_s.
         """
-        await self._until(lambda: not self.session.pending(), timeout_s, None, timeout_s == 0)
+        await self._until(lambda: not self.session.store.waiting, timeout_s, None, timeout_s == 0)
 
     # --- receiving ---
 

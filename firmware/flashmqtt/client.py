@@ -374,7 +374,7 @@ class Client:
         if name == "error":
             return self.link.error
         if name == "pending":
-            return self.session.pending()
+            return self.session.store.waiting
         if name[0] == "_":
             raise AttributeError(name)
         from .attributes import computed
@@ -559,7 +559,7 @@ class Client:
     def drain(self, timeout_s: float) -> bool:
         """Wait up to timeout_s until no message is pending; return whether the backlog is empty."""
         deadline = self._deadline(timeout_s)
-        while self.session.pending():
+        while self.session.store.waiting:
             if ticks_diff(deadline, ticks_ms()) <= 0:
                 return False
             self._wait_step(deadline, None)

@@ -89,7 +89,6 @@ CONNECTING = const(1)  # CONNECT is in the output or sent
 OPEN = const(2)
 CLOSING = const(3)  # DISCONNECT is in the output: nothing is read any more
 
-_REPORTS_A_TURN = const(32)  # reports in a row, before the link serves the socket
 _FOREVER_MS = const(1 << 28)
 _SCAN_MS = const(500)  # how often unanswered packets are checked
 _ACK_BYTES = const(8)  # the room that one acknowledgement may need
@@ -165,9 +164,6 @@ class Connection:
         self._blocked = False  # head-of-line blocking: a message longer than the buffer came lately and delays answers
         self._blocked_ms = 0
         self._pinged = False
-        # How many reports the link has returned since it last served the socket. If the program causes the next report with each
-        # one (on_dropped that publishes), received packets must not wait for ever.
-        self.reported = 0
 
     # --- the connection's begin and end ---
 
@@ -276,7 +272,7 @@ class Connection:
             session.acknowledge()
         if self.state != OPEN:
             kind = self._next() if self.state == CONNECTING else 0
-            return self._accepted(kind) if kind else NOTHING
+            return self._accepted(kind) if kind else session.report()  # CONNACK may never come
         if session.urgent:
             event = self._urgent(now_ms)
             if event:
@@ -332,12 +328,12 @@ class Connection:
         if session.pending_ack:
             output.put_ack(session.pending_ack, session.handed_id)
             session.pending_ack = 0
-        reports = session.reports
-        if reports and self.reported < _REPORTS_A_TURN:
-            return session.report()
-        if session.undelivered and not reports:
+        event = session.report()
+        if event:
+            return event
+        session.urgent = len(session.reports) > 0
+        if session.undelivered and not session.urgent:
             session.undelivered.reported()
-        session.urgent = len(reports) > 0
         if session.waiting:
             session.waiting.flush()
         return session.inbound.next(self.decoder, now_ms) if session.inbound else NOTHING

@@ -58,7 +58,6 @@ _IDLE_MS = const(1000)
 _READS = const(4)  # reads in one call of `step`
 _READ_OUT = const(5)  # in place of a count: the last read emptied the socket
 _SENDING_MS = const(5)
-_REPORTS_A_TURN = const(32)  # as in `connection.py`
 _BATCH_MS = const(2)  # delay before refilling the window, to batch writes
 _NEAR_MS = const(16000)  # the longest delay while attempts reach no broker, or this broker never accepted a connection
 _REFUSED = const(111)  # ECONNREFUSED: the host answered, so the network works
@@ -214,8 +213,8 @@ class Link:
                         self.wait_ms = ticks_diff(self._check_ms, now_ms)
                         if self.wait_ms <= 0 or (self._unproved and session.proved):
                             self.wait_ms = self._check(now_ms)
-                        if self.connection.reported:
-                            self.connection.reported = 0
+                        if session.reported:
+                            session.reported = 0
                             n = _READS  # more reports may wait
                         if n == _READS:
                             self.wait_ms = 0
@@ -253,7 +252,7 @@ class Link:
                     event = self._connect(now_ms)  # at once
                     break
                 else:
-                    self.connection.reported += 1
+                    session.reported += 1
                     if event == CONNECTED:
                         self._opened_ms = now_ms
                         self._unproved = True
@@ -348,10 +347,12 @@ class Link:
             self.reported = False
             return DISCONNECTED
         # Do not wait for a connection: the power may fail before.
-        if self._session.reports and self.connection.reported < _REPORTS_A_TURN:
-            self.connection.reported += 1
-            return self._session.report()
-        self.connection.reported = 0
+        session = self._session
+        event = session.report()
+        if event:
+            session.reported += 1
+            return event
+        session.reported = 0
         if state == _STOPPED:
             self.wait_ms = _IDLE_MS
         elif state == _DOWN:

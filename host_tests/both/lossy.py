@@ -306,7 +306,7 @@ class World:
             self.process()
             broker = self.broker
             busy = (
-                self.session.pending()
+                self.session.store.waiting
                 or self.up
                 or broker.output
                 or broker.flying
@@ -315,7 +315,7 @@ class World:
             )
             if not busy and self.connection.state == OPEN:
                 return
-        raise AssertionError("messages are not delivered in time: pending %d" % self.session.pending())
+        raise AssertionError("messages are not delivered in time: pending %d" % self.session.store.waiting)
 
     def run(self, steps):
         self.settle()  # the clean start of an empty store discards the broker's session: let it happen before the first step

@@ -16,7 +16,7 @@ from flashmqtt.session.ram import RamStore
 from flashmqtt.simple import MQTTClient
 from loopback import Loopback, poll_until
 from test_client import PATIENCE_S, client, connected
-from wire import CutStore, publish, pubrel
+from wire import CutStore, connack, publish, pubrel
 
 
 class Patient(Loopback):
@@ -247,6 +247,43 @@ def test_dropped_messages_are_reported_without_a_connection():
         assert dropped == list(range(1, store.dropped + 1)), connects
         mqtt.start()
         mqtt.poll(0)
+
+
+@pytest.mark.req("S5", "R5")
+def test_dropped_messages_are_reported_while_connect_is_unanswered():
+    broker = Loopback()
+    broker.silent = True
+    store = Journal(RamRegion(4, 1024), policy=DROP_OLDEST)
+    mqtt = Client("127.0.0.1", broker.port, "me", store=store, feed=broker)
+    dropped = []
+    mqtt.on_dropped = lambda first, last: dropped.append(last)
+    mqtt.start()
+    poll_until(mqtt, lambda: broker.of(1))
+    while store.dropped < 40:
+        mqtt.publish("t", bytes(100), 1)
+    mqtt.poll(0)
+    assert dropped[-1] == store.dropped
+    broker.give(connack())
+    poll_until(mqtt, lambda: mqtt.connected)
+    mqtt.disconnect()
+
+
+@pytest.mark.req("S5", "R5")
+def test_dropped_messages_are_not_pending_behind_one_whose_flow_has_begun():
+    store = Journal(RamRegion(6, 1024), policy=DROP_OLDEST)
+    broker, mqtt = connected(store=store)
+    broker.answers_publish = False
+    mqtt.publish("t", b"x", 2)
+    poll_until(mqtt, lambda: broker.of(3))
+    broker.close()
+    last = 1
+    while store.dropped < 100:
+        last = mqtt.publish("t", bytes(100), 1)
+    assert mqtt.pending == 1 + last - store.floor + 1
+    broker.open(broker.port)
+    broker.answers_publish = True
+    assert mqtt.drain(60) and mqtt.pending == 0
+    mqtt.disconnect()
 
 
 @pytest.mark.req("S5", "R4")
@@ -539,7 +576,7 @@ def test_umqtt_publish_does_not_wait_for_a_message_lost_by_the_flash():
 
     mqtt._client._feed = feed
     mqtt.publish(b"t", b"x", qos=1)
-    assert not session.pending()
+    assert not session.store.waiting
     mqtt.disconnect()
     broker.close()
 

@@ -54,7 +54,7 @@ def test_qos_0_is_sent_at_once_and_not_retransmitted():
     broker = connected()
     assert broker.session.put_unstored(b"a/b", b"x")
     assert broker.took() == [publish(b"a/b", b"x")]
-    assert broker.session.pending() == 0
+    assert broker.session.store.waiting == 0
     broker.drop()
     assert broker.connect(1) == []
 
@@ -81,7 +81,7 @@ def test_puback_marks_qos_1_message_as_delivered():
     broker.give(puback(2))
     assert broker.session.delivered(handle)
     assert broker.handled[-1] == (4, handle)
-    assert broker.session.pending() == 0
+    assert broker.session.store.waiting == 0
 
 
 @pytest.mark.req("Q1", "Q5")
@@ -106,7 +106,7 @@ def test_acknowledgement_lost_by_power_cut_only_causes_a_retransmit():
     after = reboot(broker)
     assert after.connect(1) == [publish(b"a", b"x", 1, 2, dup=1)]
     after.give(puback(2))
-    assert after.session.pending() == 0
+    assert after.session.store.waiting == 0
 
 
 @pytest.mark.req("Q1")
@@ -177,7 +177,7 @@ def test_pubrec_is_durable_before_pubrel_is_sent():
     after = reboot(broker)
     assert after.connect(1) == [pubrel(2)]
     after.give(pubcomp(2))
-    assert after.session.pending() == 0
+    assert after.session.store.waiting == 0
 
 
 @pytest.mark.req("Q2")
@@ -577,13 +577,13 @@ def test_packet_ids_wrap_after_65535_and_stay_unique_in_window():
     broker.give(puback(65535), puback(1))
     assert broker.took() == [publish(b"a", b"3", 1, 3)]
     broker.give(puback(65534), puback(2), puback(3))
-    assert broker.session.pending() == 0
+    assert broker.session.store.waiting == 0
     for _ in range(40):  # more messages than the range of 32, while message 4 is unacknowledged
         broker.session.publish(b"a", b"x", 1)
         for one in broker.took():
             if one[5] << 8 | one[6] != 4:
                 broker.give(puback(one[5] << 8 | one[6]))
-    assert broker.took() == [] and broker.session.pending() == 9  # message 4, and 8 messages beyond the range of 32
+    assert broker.took() == [] and broker.session.store.waiting == 9  # message 4, and 8 messages beyond the range of 32
     broker.give(puback(4))
     assert len(broker.took()) == 4
 
@@ -664,7 +664,7 @@ def test_session_lost_after_pubrec_without_republish_reports_and_discards():
     broker.drop()
     assert broker.connect(0) == []
     assert broker.handled[-1] == (IN_DOUBT, broker.handle)
-    assert broker.session.pending() == 0
+    assert broker.session.store.waiting == 0
 
 
 @pytest.mark.req("Q8", "S1")
@@ -830,7 +830,7 @@ def test_worn_store_delivers_its_messages_and_refuses_new_ones():
                 received.append(one[-1])
                 broker.give((pubrec if one[0] & 4 else puback)(one[5] << 8 | one[6]))
         sent = broker.took()
-    assert received == list(range(12)) and session.pending() == 0
+    assert received == list(range(12)) and session.store.waiting == 0
     assert all(session.delivered(handle) for handle in stored)
     broker.give(publish(b"b", b"not held", 2, 7))  # not acknowledged: the broker keeps it
     assert broker.took() == [] and broker.messages == []
@@ -853,7 +853,7 @@ def test_early_acknowledgement_waits_until_its_message_is_completely_sent():
     assert bytes(begun) == message[:64]
     broker.connection.output.sent(len(begun), broker.now)
     broker.give(puback(2))
-    assert broker.full == message[64:] and broker.session.pending() == 0
+    assert broker.full == message[64:] and broker.session.store.waiting == 0
 
 
 @pytest.mark.req("Q8")
@@ -951,7 +951,7 @@ def test_messages_stored_before_a_connection_are_refused_at_another_level_only(l
         Session(stored, other, 4)
     assert str(caught.value).startswith("messages of level %d are stored" % level)
     later = of_level(stored.cut(), level)
-    assert later.session.pending() == 1 and not later.session.has_note(b"me", b"")
+    assert later.session.store.waiting == 1 and not later.session.has_note(b"me", b"")
 
 
 @pytest.mark.req("Q4")

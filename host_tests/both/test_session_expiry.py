@@ -117,7 +117,7 @@ def test_expiry_countdown_changes_nothing_else_in_messages():
         publish(b"a", b"z", 1, 3, properties=pack(3, {USER_PROPERTY: ("c", "d")})),
     ]
     broker.give(ack(0x40, 2), ack(0x40, 3))
-    assert broker.session.pending() == 0
+    assert broker.session.store.waiting == 0
 
 
 @pytest.mark.req("W12")

@@ -205,7 +205,7 @@ def test_reason_code_of_an_acknowledgement_reaches_the_caller(qos, answer, code)
     assert broker.handled[-1] == (REFUSED if code >= 0x80 else 4, handle)
     assert broker.session.code == code
     assert broker.took() == []
-    assert broker.session.pending() == 0
+    assert broker.session.store.waiting == 0
 
 
 @pytest.mark.req("W12", "Q2")
@@ -332,7 +332,7 @@ def test_maximum_qos_0_refuses_qos_1_and_2_messages():
     assert broker.took() == []
     broker.process()
     assert broker.handled[-2:] == [(REFUSED, handle) for handle in handles]
-    assert broker.session.code == 0x9B and broker.session.pending() == 0
+    assert broker.session.code == 0x9B and broker.session.store.waiting == 0
 
 
 @pytest.mark.req("W12", "Q0")

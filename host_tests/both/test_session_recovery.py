@@ -61,7 +61,7 @@ def test_message_past_pubrec_is_in_doubt_after_a_lost_connack():
     assert broker.connect(1) == [pubrel(2)]  # not PUBLISH: the broker may still have the old session
     broker.give(pubcomp(2))
     assert broker.handled[-1] == (IN_DOUBT, broker.handle)
-    assert not broker.session.delivered(broker.handle) and not broker.session.pending()
+    assert not broker.session.delivered(broker.handle) and not broker.session.store.waiting
 
 
 @pytest.mark.req("Q8")
@@ -356,7 +356,7 @@ def test_full_store_still_delivers_and_receives():
                 broker.give(puback(one[5] << 8 | one[6]))
                 acked += 1
         sent = broker.took()
-    assert acked == 20 and not broker.session.pending() and RESTART not in broker.events
+    assert acked == 20 and not broker.session.store.waiting and RESTART not in broker.events
     for i in (1, 2, 3):
         broker.give(pubrel(i))
         assert payloads(broker)[-1] == b"%d" % i
@@ -428,7 +428,7 @@ def test_dropped_message_is_never_reported_as_delivered(sent):
             got.append(int(one[-3:]))
             broker.give(puback(one[5] << 8 | one[6]))
         sent = broker.took()
-    assert not session.pending() and 0 < len(got) <= 20
+    assert not session.store.waiting and 0 < len(got) <= 20
     assert [i for i, handle in enumerate(handles) if session.delivered(handle)] == sorted(set(got))
     assert store.dropped == 200 - len(got)
 
@@ -460,7 +460,7 @@ def test_dropped_messages_in_flight_leave_the_window():
     while sent:
         broker.give(*[puback(one[5] << 8 | one[6]) for one in sent])
         sent = broker.took()
-    assert not broker.session.pending() and all(broker.session.delivered(handle) for handle in handles)
+    assert not broker.session.store.waiting and all(broker.session.delivered(handle) for handle in handles)
 
 
 @pytest.mark.req("S5", "W13")
@@ -530,7 +530,7 @@ def test_drop_newest_drops_long_messages_too():
     assert [session.publish(b"t", b"x", 1) for _ in range(3)] == [1, 2, 3]
     assert session.publish(b"t", b"x", 1) == 0
     assert session.publish(b"t", b"y" * 400, 1) == 0
-    assert store.dropped == 2 and session.pending() == 3
+    assert store.dropped == 2 and session.store.waiting == 3
 
 
 @pytest.mark.req("S2", "R5")
@@ -545,7 +545,7 @@ def test_message_lost_by_the_flash_is_reported_and_skipped():
     assert broker.handled[-1] == (DAMAGED, handles[1])
     broker.give(puback(handles[0]), puback(handles[2]))
     assert [broker.session.delivered(handle) for handle in handles] == [True, False, True]
-    assert not broker.session.pending()
+    assert not broker.session.store.waiting
 
 
 class RottenStore(RamStore):
@@ -581,7 +581,7 @@ def test_message_unreadable_when_sent_is_reported_and_skipped(qos):
     for answer in (puback,) if qos == 1 else (pubrec, pubcomp):
         broker.give(answer(handles[0]), answer(handles[2]))
     assert [broker.session.delivered(handle) for handle in handles] == [True, False, True]
-    assert not broker.session.pending() and not broker.session.is_waiting()
+    assert not broker.session.store.waiting and not broker.session.is_waiting()
 
 
 @pytest.mark.req("S2", "R5")
@@ -639,7 +639,7 @@ def test_acknowledgement_of_unreadable_message_is_no_error():
         broker.give(puback(handles[0])) if qos == 1 else broker.give(pubrec(handles[0]), pubcomp(handles[0]))
         broker.took()
         broker.process()
-        assert broker.handled[-1] == (DAMAGED, handles[1]) and not broker.session.pending()
+        assert broker.handled[-1] == (DAMAGED, handles[1]) and not broker.session.store.waiting
 
 
 @pytest.mark.req("S2", "R5")

@@ -109,7 +109,7 @@ def test_message_that_makes_broker_close_is_refused_and_others_delivered():
         sent = broker.took()
     assert sent == [publish(b"a", b"\4", 1, 6)] and not broker.session.suspect
     broker.give(puback(6))
-    assert broker.session.pending() == 0 and broker.session.delivered(6)
+    assert broker.session.store.waiting == 0 and broker.session.delivered(6)
 
 
 @pytest.mark.req("R3")
@@ -367,7 +367,7 @@ def test_bad_message_in_full_window_is_refused_and_others_delivered():
                 packets = broker.took()
         pass_time(broker)
         broker.process()
-        if not broker.session.pending():
+        if not broker.session.store.waiting:
             break
     assert refused(broker) == [5]
     assert sorted(set(got)) == [0, 1, 2, 4, 5, 6, 7]
@@ -421,7 +421,7 @@ def acknowledge_all(broker):
     for seq in range(2, 7):
         broker.give(puback(seq) + PINGRESP)
         broker.took()
-    assert not broker.session.suspect and not broker.session.pending()
+    assert not broker.session.suspect and not broker.session.store.waiting
     return notes[2:]  # the first two: of the session's level, and of its first connection
 
 
@@ -496,7 +496,7 @@ def test_power_cut_before_refusal_is_handled_repeats_the_report():
 def test_short_connections_still_make_progress():
     broker = suspected()
     delivered = 0
-    while broker.session.pending():
+    while broker.session.store.waiting:
         delivered += 1
         assert delivered < 20
         for one in broker.connect(1)[:1]:
@@ -541,7 +541,7 @@ def test_max_qos_1_sends_stored_and_new_qos_2_messages_at_qos_1():
     broker.session.publish(b"a", b"new", 2)
     assert broker.connect(1) == [publish(b"a", b"x", 1, 2, dup=1), publish(b"a", b"new", 1, 3)]
     broker.give(puback(2), puback(3))
-    assert broker.session.pending() == 0 and broker.session.downgraded == 0
+    assert broker.session.store.waiting == 0 and broker.session.downgraded == 0
 
 
 @pytest.mark.req("R3")

@@ -93,7 +93,7 @@ def test_interrupted_finish_of_a_message_leaves_nothing_that_can_not_be_sent(at,
         broker.connect(present=1)
     assert not broker.session.is_done(others[-1])
     broker.give(*[puback(n) for n in range(2, 6)])
-    assert broker.session.pending() == 0
+    assert broker.session.store.waiting == 0
 
 
 @pytest.mark.req("Q2", "S1")
@@ -112,7 +112,7 @@ def test_interrupted_finish_publishes_no_qos_2_message_a_second_time(n):
         broker.drop()
         assert not [one for one in broker.connect(present=1) if one[0] >> 4 == 3]
         broker.give(*[pubcomp(i) for i in ids])
-        assert broker.session.pending() == 0
+        assert broker.session.store.waiting == 0
 
 
 @pytest.mark.req("Q4", "R4")

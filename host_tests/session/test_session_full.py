@@ -135,9 +135,9 @@ class Full(Torn):
             self.may_lose(self.process)
             broker = self.broker
             busy = self.up or broker.output or broker.flying or broker.queue or self.connection.output.end
-            if not busy and not self.session.pending() and self.connection.state == OPEN:
+            if not busy and not self.session.store.waiting and self.connection.state == OPEN:
                 return
-        raise AssertionError("messages are not delivered in time: pending %d" % self.session.pending())
+        raise AssertionError("messages are not delivered in time: pending %d" % self.session.store.waiting)
 
     def verdict(self):
         self.check()

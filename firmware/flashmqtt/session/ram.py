@@ -58,6 +58,15 @@ class RamStore:
         self._held: "dict[int, Any]" = {}  # by key: bodies, not shorter than the message; and lengths
         self._held_lengths: "dict[int, int]" = {}
 
+    def __getattr__(self, name: str) -> "Any":
+        """Return how many messages are not finished: `waiting`. (A property would slow down every attribute store.)"""
+        if name != "waiting":
+            raise AttributeError(name)
+        n = self.next_seq - self.low
+        for seq in range(self.low, self.low + min(n, 32)):
+            n -= self.is_finished(seq)
+        return n
+
     # --- outgoing ---
 
     def append(self, buf: "bytes | bytearray | memoryview", length: int) -> int:

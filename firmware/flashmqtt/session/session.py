@@ -62,6 +62,7 @@ _BLANK = const(0xFF)
 _SUSPICIOUS_MS = const(5000)  # if we end a connection, a message that was unanswered for this long becomes a suspect
 _IN_NOTE = const(0x80)  # added to the backoff step in the note: messages past PUBREC are in doubt
 _RETRIES = const(4)  # after this many timed retransmissions of the oldest message, reconnect
+_REPORTS_A_TURN = const(32)  # reports in a row, before the link serves the socket
 _ORPHAN = const(1)  # `handed` of a message that needs no acknowledgement, or whose connection is gone
 
 
@@ -149,6 +150,9 @@ class Session:
         self.handle = 0
         self.code = 0
         self.reports: "list[Any]" = []  # event, handle, code, event, ...
+        # How many events the link has returned since it last served the socket. If the program causes the next report with each
+        # one (on_dropped that publishes), received packets must not wait for ever.
+        self.reported = 0
         self.proved = False  # has the broker acknowledged a message on this connection?
         # Incoming.
         self.message: "Any" = None  # the `Message` that was received last
@@ -401,16 +405,6 @@ class Session:
         """Return whether the session waits for any answer of the broker."""
         return self.flight > 0 or self.request_id > 0 or self.suspect is not None or self.adopted is not None
 
-    def pending(self) -> int:
-        """Return how many outgoing messages are stored and not acknowledged."""
-        store = self.store
-        low = store.low
-        n = store.next_seq - low
-        for seq in range(low, low + min(n, _WINDOW)):
-            if store.is_finished(seq):
-                n -= 1
-        return n
-
     def subscribe(
         self,
         filter_: "bytes | bytearray | memoryview",
@@ -650,8 +644,10 @@ class Session:
         self.urgent = True
 
     def report(self) -> "Any":
-        """Return the next report's event, and set `handle` and `code`. There must be one."""
+        """Return the next report's event, and set `handle` and `code`; 0: there is none, or the socket is to be served first."""
         reports = self.reports
+        if not reports or self.reported >= _REPORTS_A_TURN:
+            return 0
         event = reports.pop(0)
         self.handle = reports.pop(0)
         self.code = reports.pop(0)
