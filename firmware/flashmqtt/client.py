@@ -299,7 +299,7 @@ class Client:
         if level == 5:
             from .session.level5 import Level5
 
-            five = five or Level5()
+            five = five.copy() if five else Level5()
             if clean and five.expiry_s == _DEFAULT_EXPIRY_S:
                 five.expiry_s = 0
         self.session = Session(
@@ -310,12 +310,13 @@ class Client:
                 from .arguments import refuse_will
 
                 refuse_will(will)
-            will = (octets(will[0], "will"), octets(will[1], "will"), will[2], will[3])
+            will = (_bytes(octets(will[0], "will")), _bytes(octets(will[1], "will")), will[2], will[3])
         address = octets(host, "host")
         _check_field(address, True)
-        client_id = octets(client_id, "client_id")
-        user = None if user is None else octets(user, "user")
-        password = None if password is None else octets(password, "password")
+        # Copies: the program may change a bytearray.
+        client_id = _bytes(octets(client_id, "client_id"))
+        user = None if user is None else _bytes(octets(user, "user"))
+        password = None if password is None else _bytes(octets(password, "password"))
         self.connection = Connection(
             self.session,
             client_id,

@@ -20,7 +20,7 @@ from flashmqtt.codec.properties import (
 from flashmqtt.errors import BufferTooSmall, InvalidTopic, UsageError
 from flashmqtt.session.level5 import Level5
 from flashmqtt.session.ram import RamStore
-from loopback import poll_until
+from loopback import Loopback, poll_until
 from test_client import connected
 
 
@@ -229,6 +229,33 @@ def test_filter_is_copied_when_subscribing():
     mqtt.subscribe(filter_, 1)
     filter_[0] = 0x23
     assert mqtt.session.subscriptions[0].filter == b"a/b"
+
+
+@pytest.mark.req("W10")
+def test_fields_of_connect_are_copied_when_the_client_is_made():
+    broker = Loopback()
+    fields = [bytearray(b"AB") for _ in range(5)]
+    name, user, password, topic, payload = fields
+    mqtt = Client(
+        "127.0.0.1", broker.port, name, user=user, password=password, will=(topic, payload, 0, False), feed=broker
+    )
+    for field in fields:
+        field[:] = b"xx"  # as a program that wipes a password
+    mqtt.connect()
+    assert broker.of(1)[0].count(b"\0\2AB") == 5
+    mqtt.disconnect()
+
+
+@pytest.mark.req("W12")
+def test_clients_with_one_level5_object_share_no_state():
+    five = Level5(alias_maximum=3)
+    broker, mqtt = connected(level=5, five=five)
+    other = client(level=5, five=five, clean=True)
+    assert other.connection.five is not mqtt.connection.five
+    broker.drop()
+    poll_until(mqtt, lambda: len(broker.of(1)) == 2)
+    assert broker.of(1)[0] == broker.of(1)[1]
+    mqtt.disconnect()
 
 
 @pytest.mark.req("W10")

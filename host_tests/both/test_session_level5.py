@@ -939,15 +939,16 @@ def test_empty_topic_at_qos_0_is_refused():
 
 
 @pytest.mark.req("W8", "W12", "R4")
-def test_assigned_client_id_that_connect_can_not_hold_is_not_kept():
+@pytest.mark.parametrize("own", [b"", b"mine"])
+def test_assigned_client_id_that_connect_can_not_hold_is_not_kept(own):
     broker = Peer5(out_bytes=64, properties=b"\x12" + text(b"x" * 40))
-    broker.connection.client_id = b""
+    broker.connection.client_id = own
     broker.session.publish(b"a", b"x", 1)
     for _ in range(2):
         (sent,) = broker.connect()
         assert sent == publish(b"a", b"x", 1, 2)
         broker.drop()
-    assert broker.connect_packet.endswith(text(b""))
+    assert broker.connect_packet.endswith(text(own))
 
 
 @pytest.mark.req("W8", "W12")

@@ -93,6 +93,12 @@ class Level5:
         self._qos_limit = 2
         self._retain = True
 
+    def copy(self) -> "Any":
+        """Return the same settings without the state, so that several clients may be given one object."""
+        five = Level5(self.expiry_s, self.alias_maximum, self.properties)
+        five.will_properties = self.will_properties
+        return five
+
     def start(self, session: "Any", decoder: "Any") -> "Any":
         """A connection begins: return CONNECT's properties, with this client's limits."""
         if self.alias_maximum:
@@ -119,11 +125,12 @@ class Level5:
         if SERVER_KEEP_ALIVE in granted:  # 5: [MQTT-3.1.2-21] [MQTT-3.2.2-21]
             connection.keep_alive_ms = granted[SERVER_KEEP_ALIVE] * 1000
         if ASSIGNED_CLIENT_IDENTIFIER in granted:  # use it from now on: the session is kept under this id
+            known = connection.client_id
             connection.client_id = granted[ASSIGNED_CLIENT_IDENTIFIER].encode()
             try:
                 connection.put_connect(session.output.buf, session.output.end)
             except BufferTooSmall:
-                connection.client_id = b""  # the buffer is too small for it: the server assigns another one each time
+                connection.client_id = known  # the buffer is too small for it: the server assigns another one each time
         self._outbound = OutboundAliases(min(granted.get(TOPIC_ALIAS_MAXIMUM, 0), 16))
 
     def refused(self, packet: "Any") -> None:
