@@ -250,9 +250,20 @@ def test_file_of_a_user_may_have_a_byte_order_mark_and_its_mistakes_are_named(tm
     own.write_text("\nUNIT = [\n")
     with pytest.raises(build.Failure, match=r"^mpy-cross: board: line [23]: SyntaxError: invalid syntax$"):
         build.packed({"/board.mpy": own}, "x64", plain=True)
+    own.write_text("UNIT = 'C'\n", encoding="utf-16-le")
+    with pytest.raises(build.Failure, match=rf"{re.escape(str(own))}: it has a NUL character: save the file as UTF-8"):
+        build.packed({"/board.mpy": own}, "x64", plain=True)
     own.write_text("UNIT = '°C'\n", encoding="latin-1")
     with pytest.raises(build.Failure, match=rf"{re.escape(str(own))}: .*0xb0.*: save the file as UTF-8"):
         build.packed({"/board.mpy": own}, "x64")
+
+
+@pytest.mark.req("B3")
+def test_module_of_a_user_may_have_any_constant_and_one_nested_too_deeply_is_named():
+    text = "from micropython import const\nBITS = const(1 << 100000)\nMASK = BITS - 1\n"
+    assert shrunk({"board": text}, unchanged=("board",)).texts == {"board": text}
+    with pytest.raises(build.Failure, match="nested too deeply"):
+        build.shrunk({"board": "UNIT = " + "-" * 5000 + "1\n"})
 
 
 def test_list_of_the_sensors_of_the_release_is_complete():

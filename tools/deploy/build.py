@@ -189,6 +189,8 @@ def shrunk(modules: Mapping[str, str]) -> Shrunk:
         return _shrunk(tuple(modules.items()))
     except SyntaxError as error:
         raise Failure(f"The files can't be built: {error.filename}: line {error.lineno}: {error.msg}") from error
+    except RecursionError as error:
+        raise Failure("The files can't be built: an expression of a sensor file or board.py is nested too deeply") from error
     finally:
         gc.enable()
 
@@ -221,9 +223,12 @@ def text_of(source: Path) -> str:
         Failure: a user's file is not UTF-8.
     """
     try:
-        return source.read_text(encoding="utf-8-sig")  # an editor may write a byte order mark
+        text = source.read_text(encoding="utf-8-sig")  # an editor may write a byte order mark
     except UnicodeDecodeError as error:
         raise Failure(f"{source}: {error}: save the file as UTF-8") from None
+    if "\0" in text:
+        raise Failure(f"{source}: it has a NUL character: save the file as UTF-8")
+    return text
 
 
 def packed(files: dict[str, Path], march: str, plain: bool = False) -> dict[str, bytes]:

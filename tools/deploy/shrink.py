@@ -278,16 +278,17 @@ def _for_boards(name: str, text: str) -> str:
 # --- constants ---
 
 
-def _find_constants(modules: Mapping[str, _Module]) -> None:
-    """Fill every module's `constants`. A constant may depend on others, also of other modules."""
+def _find_constants(modules: Mapping[str, _Module], unchanged: Collection[str]) -> None:
+    """Fill the `constants` of every module that may change. A constant may depend on others, also of other modules."""
     fixed = {  # `module.NAME = ...`: not a constant; and Python before 3.12 gives no positions inside an f-string
         *(_stored(node) for module in modules.values() for node in module.nodes),
         *(name for module in modules.values() for name in module.strings()),
     }
+    changing = [module for name, module in modules.items() if name not in unchanged]
     found = True
     while found:
         found = False
-        for module in modules.values():
+        for module in changing:
             for name, bound in module.bound.items():
                 if name not in module.constants and name not in fixed:
                     values = {_value(modules, module, what) for what in bound}
@@ -323,7 +324,7 @@ def _value(modules: Mapping[str, _Module], module: _Module, what: ast.expr | Imp
 
 def _inlined(modules: Mapping[str, _Module], kept: Collection[str], asked: set[str], unchanged: Collection[str]):
     """Return the modules' texts with constants replaced by their values; `asked` are names whose definitions stay."""
-    _find_constants(modules)
+    _find_constants(modules, unchanged)
     attributes = (node.attr for module in modules.values() for node in module.nodes if isinstance(node, ast.Attribute))
     asked = asked.union(attributes)
     texts = {}
