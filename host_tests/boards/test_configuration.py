@@ -119,6 +119,8 @@ def test_example_is_complete_and_valid(tmp_path):
         (GOOD + '[home_assistant]\ndiscovery = "home/#"\n', ["home_assistant.discovery", "'home/#'", "topics"]),
         (GOOD + '[home_assistant]\ndiscovery = "a\\u0000"\n', ["home_assistant.discovery", "topics"]),
         (GOOD + '[device]\nid = "pump\\n"\n', ["device.id", "'pump\\n'", "control characters"]),
+        (GOOD + '[device]\nid = "pump\uffff"\n', ["device.id", "'pump\\uffff'", "noncharacters"]),
+        (GOOD + 'user = "pump\U0010fffe"\n', ["broker.user", "noncharacters"]),
         (GOOD + 'user = "pump\\u0000"\n', ["broker.user", "control characters"]),
         (GOOD + 'user = "pump\\t1"\n', ["broker.user", "'pump\\t1'", "control characters"]),
         (GOOD + '[home_assistant]\ndiscovery = "home\\u0085"\n', ["home_assistant.discovery", "control characters"]),

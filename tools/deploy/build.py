@@ -190,7 +190,9 @@ def shrunk(modules: Mapping[str, str]) -> Shrunk:
     except SyntaxError as error:
         raise Failure(f"The files can't be built: {error.filename}: line {error.lineno}: {error.msg}") from error
     except RecursionError as error:
-        raise Failure("The files can't be built: an expression of a sensor file or board.py is nested too deeply") from error
+        raise Failure(
+            "The files can't be built: an expression of a sensor file or board.py is nested too deeply"
+        ) from error
     finally:
         gc.enable()
 

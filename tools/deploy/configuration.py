@@ -63,7 +63,8 @@ KINDS: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
 SENSOR_KEYS = ("kind", "name", "qos", "interval_ms")
 SENSOR_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9\-:./_]{0,63}")  # RFC 8428, 4.5.1
 NAME_RULE = "a text of at most 64 letters (A to Z), digits and - : . / _ that begins with a letter or digit"
-CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+NONCHARACTERS = "".join(chr(plane << 16 | low) for plane in range(17) for low in (0xFFFE, 0xFFFF))
+REFUSED = re.compile(f"[\x00-\x1f\x7f-\x9f\ufdd0-\ufdef{NONCHARACTERS}]")
 COUNTRY = re.compile(r"([A-Za-z]{2})?")
 LINE = re.compile(r"\(at line (\d+),")
 # The words by which an error of tomllib begins -> what to do.
@@ -259,9 +260,10 @@ def _check_texts(config: dict) -> None:
                 f"{key}: {text!r} is not allowed: it is a part of topics, which can't contain +, # or NUL"
             )
     for key, text in (("broker.user", config["user"]), *parts):
-        if CONTROL.search(text):
+        if REFUSED.search(text):
             raise ConfigurationError(
-                f"{key}: {text!r} is not allowed: brokers refuse control characters (MQTT 3.1.1, 1.5.3)"
+                f"{key}: {text!r} is not allowed: brokers refuse control characters and Unicode's noncharacters "
+                "(MQTT 3.1.1, 1.5.3)"
             )
     size = len((config["user"] + config["broker_password"] + 2 * config["device"]).encode())
     if size > CONNECT_BYTES:
