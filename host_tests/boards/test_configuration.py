@@ -44,6 +44,8 @@ def test_example_is_complete_and_valid(tmp_path):
         ("[broker\n", ["config.toml is not TOML", "line 1"]),
         (GOOD + "[[sensors]]\nkid = 'dht22'\n", ["sensors, entry 1", "the key 'kind' is missing", "dht22"]),
         (GOOD + "[wlan]\n", ["[wlan]", "known"]),
+        (GOOD + "[Device]\n", ["[Device]", "do you mean 'device'"]),
+        (GOOD + 17 * '[[sensors]]\nkind = "ds18b20"\npin = 3\n', ["sensors: 17 entries", "a length from 0 to 16"]),
         (GOOD + "prot = 1\n", ["[broker]", "'prot'", "do you mean 'port'"]),
         (GOOD + "port = 0\n", ["broker.port", "0", "from 1 to 65535"]),
         (GOOD + 'port = "1883"\n', ["broker.port", "'1883'", "of type int", "a whole number without quotation marks"]),

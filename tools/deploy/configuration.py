@@ -118,7 +118,7 @@ def _complaint(value: object, rule: Sequence) -> str:
 
 
 def _near(word: str, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(word, known, 1)
+    near = difflib.get_close_matches(word.lower(), known, 1)
     return f"; do you mean {near[0]!r}?" if near else f"; known: {', '.join(sorted(known))}"
 
 
@@ -211,6 +211,8 @@ def _check_sensors(entries: list) -> None:
     Raises:
         ConfigurationError: an entry is wrong, or two values of one message have the same name.
     """
+    if problem := complaint(entries, KEYS["sensors"]):
+        raise ConfigurationError(f"sensors: {len(entries)} entries are not allowed; it has to be {problem}")
     kinds = sorted(path.stem for path in SENSORS.glob("*.py") if not path.stem.startswith("_"))
     taken = set()
     for n, entry in enumerate(entries, 1):
