@@ -15,6 +15,11 @@ WITH_STATISTICS = ("device", "boot", "seq", "arrival", "missing", "twice", "abse
 DICTIONARY = pa.dictionary(pa.int32(), pa.string())
 
 
+def whole(column: pa.ChunkedArray) -> pa.Array:
+    """Return a column as one array. `combine_chunks` copies also a single chunk."""
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+
+
 def table_of(columns: list[pa.Array], schema: pa.Schema) -> pa.Table:
     """Return a table of this schema, with its texts as dictionaries, because Parquet stores them in this form."""
     fields = [field.with_type(DICTIONARY) if pa.types.is_string(field.type) else field for field in schema]

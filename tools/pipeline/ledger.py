@@ -25,6 +25,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from . import delays, intervals, schemas, summary
+from .files import whole
 from .lives import MOST_GAP
 from .parts import merge_tallies
 from .prints import encoded
@@ -240,7 +241,7 @@ class _Reported:
         self.ranges: dict[str, intervals.Intervals] = {}
         told = _codes(_life_keys(state, given_up), given_up["lo"], given_up["hi"])
         for reason in schemas.REASONS:
-            column = lives[f"{reason}_ranges"].combine_chunks()
+            column = whole(lives[f"{reason}_ranges"])
             of_range = np.repeat(of_row, pc.list_value_length(column).to_numpy())
             lo, hi = (pc.struct_field(column.flatten(), name) for name in ("lo", "hi"))
             known = intervals.EMPTY.joined(_codes(of_range, lo, hi))
@@ -294,7 +295,7 @@ def _codes(life: np.ndarray, lo: pa.Array, hi: pa.Array) -> intervals.Intervals:
 
 
 def _life_keys(state: State, lives: pa.Table) -> np.ndarray:
-    device = state.device_numbers(lives["device"].combine_chunks())
+    device = state.device_numbers(whole(lives["device"]))
     return np.asarray(pack(device, lives["life"].to_numpy().astype(np.int64), 0) >> BOOT_BITS, dtype=np.int64)
 
 
@@ -373,7 +374,7 @@ def _rows(
     published = last - first + 1 - unreal
     ranges = pa.StructArray.from_arrays([pa.array(lo), pa.array(hi)], fields=list(schemas.RANGE))
     offsets = np.searchsorted(place_of, np.arange(len(keys) + 1)).astype(np.int32)
-    steps, counts = (tally[name].combine_chunks() for name in ("steps", "counts"))
+    steps, counts = (whole(tally[name]) for name in ("steps", "counts"))
     columns: dict[str, Any] = {name: tally[name] for name in schemas.TALLY.names}
     columns |= delays.figures(tally["base_us"].to_numpy(), steps, counts, clocks["offset_us"], late_after_s)
     columns |= {
@@ -408,7 +409,7 @@ def _cast(column: Any, kind: pa.DataType) -> pa.Array:
 
 def _numbers(table: pa.Table, name: str) -> np.ndarray:
     """Return a column as floats, null as NaN."""
-    column = table[name].combine_chunks()
+    column = whole(table[name])
     return pc.fill_null(column.cast(pa.float64(), safe=False), np.nan).to_numpy(zero_copy_only=False)
 
 

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from tools.landing import segments
 
 from . import intervals, lives, parts, placing, plain, prints, schemas, senml, ties
-from .files import table_of
+from .files import table_of, whole
 from .mapping import Mapping
 from .senml import EVENT_LABELS
 from .state import State, pack, unpack
@@ -36,7 +36,7 @@ def process(state: State, rows: pa.Table, mapping: Mapping = NO_MAPPING) -> Iter
     rows = _without_deleted(state, rows)
     if not rows.num_rows:
         return
-    payload = rows["payload"].combine_chunks()
+    payload = whole(rows["payload"])
     topic = prints.encoded(rows["topic"])
     others = plain.Plain(topic, payload, mapping)
     if others.handled.any():
@@ -50,23 +50,23 @@ def process(state: State, rows: pa.Table, mapping: Mapping = NO_MAPPING) -> Iter
 
 def _process_packs(state: State, rows: pa.Table) -> Iterator[tuple[str, pa.Table]]:
     """Process messages that must be SenML packs with an identity."""
-    topic, payload = prints.encoded(rows["topic"]), rows["payload"].combine_chunks()
+    topic, payload = prints.encoded(rows["topic"]), whole(rows["payload"])
     packs, bad = _read(payload, topic)
     messages = packs.messages
 
     # Payload and topic must have the same device.
     topics = topic.dictionary.to_pylist()
     of_topic = pa.array([segments.device_of(text) for text in topics], pa.string())
-    place = messages["row"].combine_chunks()
-    device_name = messages["device"].combine_chunks()
+    place = whole(messages["row"])
+    device_name = whole(messages["device"])
     expected = of_topic.take(topic.indices.take(place))
     agree = pc.equal(expected, device_name).to_numpy(zero_copy_only=False)
     if not agree.all():
         bad += [(row, "another device than the topic's") for row in place.to_numpy()[~agree].tolist()]
         messages = messages.filter(pa.array(agree))
     if messages.num_rows:
-        whole = payload if messages.num_rows == len(payload) else payload.take(messages["row"].combine_chunks())
-        batch = _Batch(state, rows, topic, payload, messages, packs.records, prints.of(whole))
+        own = payload if messages.num_rows == len(payload) else payload.take(whole(messages["row"]))
+        batch = _Batch(state, rows, topic, payload, messages, packs.records, prints.of(own))
         bad += batch.bad
         yield from batch.tables()
         yield from batch.overflowed()
@@ -98,7 +98,7 @@ def _quarantine(
     bad.sort()
     at = pa.array([row for row, _ in bad], pa.int64())
     reasons = pa.array([reason for _, reason in bad], pa.string())
-    origin = [rows[field.name].combine_chunks().take(at) for field in schemas.ORIGIN]
+    origin = [whole(rows[field.name]).take(at) for field in schemas.ORIGIN]
     payload = payload.take(at)
     columns = [reasons, topic.dictionary.take(topic.indices.take(at)), payload, *origin]
     table = table_of(columns, schemas.QUARANTINE)
@@ -158,18 +158,18 @@ def _as_boot_messages(packs: senml.Packs) -> tuple[pa.Table, pa.Table]:
     """
     messages = packs.messages
     for label in EVENT_LABELS:
-        column = messages[label].combine_chunks()
+        column = whole(messages[label])
         named = packs.records.filter(pc.equal(packs.records["name"], label))
         if named.num_rows:
-            values = named["text" if label == "cause" else "value"].combine_chunks()
+            values = whole(named["text" if label == "cause" else "value"])
             if label != "cause":
                 values = pc.if_else(
                     pc.and_(pc.greater_equal(values, 0), pc.less_equal(values, senml.LARGEST)), values, None
                 )
-            place = pc.index_in(messages["row"].combine_chunks(), named["row"].combine_chunks())
+            place = pc.index_in(whole(messages["row"]), whole(named["row"]))
             column = pc.coalesce(column, values.take(place).cast(column.type, safe=False))
         if label == "first":
-            column = pc.coalesce(column, messages["seq"].combine_chunks())
+            column = pc.coalesce(column, whole(messages["seq"]))
             column = pc.max_element_wise(column, 1)
         messages = messages.set_column(messages.schema.get_field_index(label), messages.schema.field(label), column)
     is_label = pc.is_in(packs.records["name"], value_set=pa.array(EVENT_LABELS))
@@ -210,8 +210,8 @@ class _Batch:
         self.topic, self.payload = topic, payload
         self.own_rows = len(rows)  # higher places are of messages that were held
         self.place = messages["row"].to_numpy()
-        self.device = state.device_numbers(messages["device"].combine_chunks())
-        self.origin = {field.name: rows[field.name].combine_chunks() for field in schemas.ORIGIN}
+        self.device = state.device_numbers(whole(messages["device"]))
+        self.origin = {field.name: whole(rows[field.name]) for field in schemas.ORIGIN}
         self.origin["collector"] = prints.encoded(rows["collector"])
         if len(self.place) < len(rows):
             self.origin = {name: column.take(pa.array(self.place)) for name, column in self.origin.items()}
@@ -292,7 +292,7 @@ class _Batch:
         self.messages = pa.concat_tables([self.messages, messages]).combine_chunks()
         self.records = pa.concat_tables([self.records, _moved(packs.records, at)]).combine_chunks()
         self.place = np.concatenate((self.place, at[left]))
-        self.device = np.concatenate((self.device, self.state.device_numbers(messages["device"].combine_chunks())))
+        self.device = np.concatenate((self.device, self.state.device_numbers(whole(messages["device"]))))
         self.life = np.concatenate((self.life, np.array([life for _, life, _ in found], dtype=np.int64)[left]))
         self.printed = np.concatenate((self.printed, prints.of(payload)[left]))
         values = zip(*((one.arrival_us, *one.where) for one in what), strict=True)
@@ -309,7 +309,7 @@ class _Batch:
         """
         state, messages = self.state, self.messages
         boot, seq = messages["boot"].to_numpy(), messages["seq"].to_numpy()
-        self.uptime = messages["uptime"].combine_chunks()
+        self.uptime = whole(messages["uptime"])
         keys = pack(self.device, self.life, boot)
         codes = intervals.encode(state.groups(keys), seq)
         order = self.order = np.argsort(codes, kind="stable")
@@ -427,8 +427,8 @@ class _Batch:
         return [
             pa.DictionaryArray.from_arrays(pa.array(self.device[messages].astype(np.int32)), names),
             pa.array(self.life[messages].astype(np.int32)),
-            table["boot"].combine_chunks().take(at),
-            table["seq"].combine_chunks().take(at),
+            whole(table["boot"]).take(at),
+            whole(table["seq"]).take(at),
         ]
 
     def _origin(self, messages: np.ndarray) -> list[pa.Array]:
@@ -446,7 +446,7 @@ class _Batch:
         of_message = np.repeat(chosen, counts)
         at = np.arange(len(of_message)) + np.repeat(begins - np.cumsum(counts) + counts, counts)
         where = pa.array(at)
-        columns = [records[name].combine_chunks().take(where) for name in records.schema.names[1:]]
+        columns = [whole(records[name]).take(where) for name in records.schema.names[1:]]
         moment = columns[-1].cast(schemas.MOMENT)
         return table_of([*self._key(of_message), *columns[:-1], moment, *self._origin(of_message)], schemas.READINGS)
 
@@ -459,12 +459,12 @@ class _Batch:
                 is_event |= table[label].is_valid().to_numpy()
         events = chosen[is_event[chosen]]
         at = pa.array(events)
-        columns = [table[label].combine_chunks().take(at) for label in EVENT_LABELS]
-        columns += [self.uptime.take(at), table["time_us"].combine_chunks().take(at).cast(schemas.MOMENT)]
+        columns = [whole(table[label]).take(at) for label in EVENT_LABELS]
+        columns += [self.uptime.take(at), whole(table["time_us"]).take(at).cast(schemas.MOMENT)]
         return table_of([*self._key(events), *columns, *self._origin(events)], schemas.EVENTS)
 
     def _ties(self, chosen: np.ndarray) -> pa.Table:
-        time = self.messages["time_us"].combine_chunks()
+        time = whole(self.messages["time_us"])
         if time.null_count == len(time):
             return schemas.TIES.empty_table()
         clock_us, uptime = pc.fill_null(time, 0).to_numpy()[chosen], pc.fill_null(self.uptime, 0.0).to_numpy()[chosen]
@@ -495,7 +495,7 @@ class _Batch:
         """Yield the numbers that the boards gave up, with the reasons."""
         rows = []
         for reason in schemas.GIVEN_UP:
-            label = self.messages[f"{reason}_seqs"].combine_chunks()
+            label = whole(self.messages[f"{reason}_seqs"])
             if label.null_count == len(label):
                 continue
             with_label = chosen[_is_valid(label)[chosen]]

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from . import delays, schemas
-from .files import table_of
+from .files import table_of, whole
 
 COUNTS = ("delivered", "readings", "resent", "replayed", "reordered", "returns")
 NO_BASE = np.iinfo(np.int64).max
@@ -63,10 +63,10 @@ def merge_tallies(keys_of: Callable[[pa.Table], np.ndarray], tallies: list[pa.Ta
     order = np.argsort(keys, kind="stable")
     table = table.take(pa.array(order)).combine_chunks()
     _, first, of = np.unique(keys[order], return_index=True, return_inverse=True)
-    steps, messages = (table[name].combine_chunks() for name in ("steps", "counts"))
+    steps, messages = (whole(table[name]) for name in ("steps", "counts"))
     lengths = pc.list_value_length(steps).to_numpy()
     return tally(
-        [table[field.name].combine_chunks().take(pa.array(first)) for field in schemas.KEY],
+        [whole(table[field.name]).take(pa.array(first)) for field in schemas.KEY],
         of,
         [table[name].to_numpy() for name in COUNTS],
         (table["first_arrival"].cast(pa.int64()).to_numpy(), table["last_arrival"].cast(pa.int64()).to_numpy()),

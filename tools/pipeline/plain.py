@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from tools.landing import segments
 
 from . import intervals, schemas, summary
-from .files import table_of
+from .files import table_of, whole
 from .mapping import BOOLEANS, NO_READINGS, NOT_FINITE, NUMBER, OURS, Mapping, Misfit, Rule, device_and_name, readings
 from .prints import of as prints_of
 from .prints import places
@@ -165,7 +165,7 @@ class Plain:
         if new.num_rows:
             origin = rows.select([one.name for one in schemas.ORIGIN])
             state.plain_written.append(places(origin.take(pa.array(row[first & ~copy]))))
-            columns = {name: new[name].combine_chunks() for name in ITEMS.names[2:]}
+            columns = {name: whole(new[name]) for name in ITEMS.names[2:]}
             yield "plain", _filled(rows, new, columns, schemas.READINGS)
         if copy.any():
             heads = items.filter(pa.array(copy & first))
@@ -185,7 +185,7 @@ class Plain:
             again[where] = known | marked[where] | retained[where]
             for n in where[~again[where]].tolist():
                 one = {name: some[name][n].as_py() for name in ("collector", "segment", "row")}
-                its_print = int(prints_of(some["payload"].combine_chunks()[n : n + 1])[0])
+                its_print = int(prints_of(whole(some["payload"])[n : n + 1])[0])
                 again[n] = ((one["collector"], one["segment"], one["row"]), its_print) in state.quarantined
         codes = np.select([again, marked, retained], [1, 2, 3])
         return [(None, REPLAYED, RESENT, RETAINED)[n] for n in codes.tolist()]
@@ -193,9 +193,9 @@ class Plain:
 
 def _filled(rows: pa.Table, items: pa.Table, columns: dict[str, pa.Array], schema: pa.Schema) -> pa.Table:
     """Return a table of some items: its key, its origin, the given columns, and nulls."""
-    at, count = items["row"].combine_chunks(), len(items)
+    at, count = whole(items["row"]), len(items)
     columns |= {one.name: rows[one.name].take(at).combine_chunks() for one in schemas.ORIGIN}
-    columns |= {"device": items["device"].combine_chunks(), "seq": columns["row"]}
+    columns |= {"device": whole(items["device"]), "seq": columns["row"]}
     columns |= {"life": pa.array(np.zeros(count, np.int32)), "boot": pa.array(np.zeros(count, np.int64))}
     arrays = [columns[one.name] if one.name in columns else pa.nulls(count, one.type) for one in schema]
     return table_of(arrays, schema)
@@ -203,9 +203,9 @@ def _filled(rows: pa.Table, items: pa.Table, columns: dict[str, pa.Array], schem
 
 def _sums_by_device(rows: pa.Table, items: pa.Table, copy: np.ndarray, first: np.ndarray) -> pa.Table:
     """Return the sums by device. A message counts for the device of its first reading."""
-    arrival = rows["arrival"].take(items["row"].combine_chunks()).combine_chunks()
+    arrival = rows["arrival"].take(whole(items["row"])).combine_chunks()
     each = [(first & ~copy), ~copy, (first & copy)]
-    columns = [items["device"].combine_chunks(), *[pa.array(one.astype(np.int64)) for one in each], arrival, arrival]
+    columns = [whole(items["device"]), *[pa.array(one.astype(np.int64)) for one in each], arrival, arrival]
     return summed([pa.table(columns, schema=schemas.PLAIN)])
 
 

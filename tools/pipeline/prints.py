@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from . import intervals
+from .files import whole
 from .storage import retried
 
 MOST = (1 << intervals.SEQ_BITS) - 1
@@ -62,7 +63,7 @@ def encoded(column: pa.ChunkedArray) -> pa.DictionaryArray:
     """Return a column with few distinct texts as one dictionary array."""
     if not pa.types.is_dictionary(column.type):
         column = column.dictionary_encode()
-    return column.unify_dictionaries().combine_chunks()
+    return whole(column.unify_dictionaries())
 
 
 class _Part:

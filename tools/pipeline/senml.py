@@ -26,6 +26,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pj
 
+from .files import whole
 from .schemas import EVENTS, GIVEN_UP, KEY, LARGEST, READINGS, SEQ
 
 EVENT_LABELS = ("first", "cause", "dropped", "doubt_first", "doubt_last", "since")
@@ -180,8 +181,7 @@ def _parse_block(payloads: pa.Array, fields: dict[str, pa.DataType], unexpected:
     # Each payload gives at least one row, because its line begins with our object. More rows are an error.
     if table.num_rows != len(payloads):
         return None
-    packs = table["p"]
-    return packs.chunk(0) if packs.num_chunks == 1 else packs.combine_chunks()
+    return whole(table["p"])
 
 
 def _all_finite(packs: pa.ListArray) -> bool:

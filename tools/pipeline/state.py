@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from . import intervals, schemas
+from .files import whole
 from .lives import LIFE_BITS, Message
 from .prints import Past, Prints, encoded, of, places
 from .storage import retried
@@ -76,7 +77,7 @@ class State:
 
         def messages(table: pa.Table) -> list[tuple[tuple[str, int, int], int]]:
             rows = zip(*(table[name].to_pylist() for name in LOG), strict=True)
-            return list(zip(rows, of(table["payload"].combine_chunks()).tolist(), strict=True))
+            return list(zip(rows, of(whole(table["payload"])).tolist(), strict=True))
 
         return set(chain.from_iterable(self._from_past("quarantine", ["payload", *LOG], messages)))
 
@@ -138,7 +139,7 @@ class State:
 
     def keys_of(self, table: pa.Table) -> np.ndarray:
         """Return the packed keys of a table's rows."""
-        device = self.device_numbers(table["device"].combine_chunks())
+        device = self.device_numbers(whole(table["device"]))
         life = table["life"].to_numpy().astype(np.int64)
         return np.asarray(pack(device, life, table["boot"].to_numpy()), dtype=np.int64)
 
@@ -180,7 +181,7 @@ class State:
 
     def load_lives(self, table: pa.Table) -> None:
         """Load the lives of earlier batches."""
-        device = self.device_numbers(table["device"].combine_chunks())
+        device = self.device_numbers(whole(table["device"]))
         life = table["life"].to_numpy().astype(np.int64)
         self.add_lives(device, life, table["identity"].to_numpy())
         self.extend_fronts()
@@ -206,7 +207,7 @@ class State:
 
     def load_held(self, table: pa.Table) -> None:
         """Load the held messages of earlier batches."""
-        device = self.device_numbers(table["device"].combine_chunks()).tolist()
+        device = self.device_numbers(whole(table["device"])).tolist()
         table = table.append_column("arrival_us", table["arrival"].cast(pa.int64()))
         rows = zip(*[table[name].to_pylist() for name in Message._fields[:-1]], strict=True)
         for number, row in zip(device, rows, strict=True):

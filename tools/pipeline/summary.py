@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from . import intervals
+from .files import whole
 
 STEPS = (1, 10, 60, 600, 3600, 21_600, 86_400, 604_800, 2_419_200)
 MOST_STEPS = 400
@@ -61,7 +62,7 @@ def of(audit: pa.Table) -> Summary:
     found = empty()
     for name in TOTALS:
         found["totals"][name] = pc.sum(audit[name]).as_py() or 0
-    flat = audit["delay_octaves"].combine_chunks().flatten()
+    flat = whole(audit["delay_octaves"]).flatten()
     octave = pc.struct_field(flat, "octave").to_numpy()
     if len(octave):
         counts = np.bincount(octave, weights=pc.struct_field(flat, "messages").to_numpy())

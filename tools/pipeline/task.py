@@ -29,7 +29,7 @@ from .commits import Output, bucket_of
 from .files import DICTIONARY, parquet_writer
 from .mapping import Mapping
 from .messages import NO_MAPPING, process
-from .prints import Past
+from .prints import Past, encoded
 from .readback import read_back
 from .state import State
 from .storage import Storage, limits
@@ -87,7 +87,7 @@ def run(
     with _Writers(storage, bucket, batch, name) as writers:
         for segment in _in_order(landing, paths, bucket, buckets):
             for rows in segment:
-                summary.add_topics(sums, rows["topic"].unify_dictionaries().combine_chunks())
+                summary.add_topics(sums, encoded(rows["topic"]))
                 for table, found in process(state, rows, mapping):
                     audited.take(table, found)
                     if table == "quarantine":
