@@ -2,6 +2,7 @@
 
 import datetime
 import os
+import time
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -109,6 +110,19 @@ def test_commit_deletes_temporary_files_of_interrupted_attempts_in_its_directori
     days.take(days=1)
     assert any(name.startswith(f"readings/day={day(1)}/batch=2/") for name in days.output.files("readings"))
     assert not row.exists() and not state.exists()
+
+
+def test_start_of_a_run_deletes_the_temporary_files_of_killed_commands(days, out):
+    days.take(days=1)
+    names = [f"{where}.{name}.0badcafe.tmp" for where in ("", "commits/", "report/2/") for name in ("x.json", "y.html")]
+    names += ["verdict.json.tmp", "commits/notes.tmp"]  # other programs'
+    for n, name in enumerate(names):
+        (out / name).parent.mkdir(parents=True, exist_ok=True)
+        (out / name).write_bytes(b"{")
+        age_s = 60 if n % 2 else 2 * commits.KILLED_S  # the younger ones may be of a running command
+        os.utime(out / name, (time.time() - age_s,) * 2)
+    days.output.prepare(2)
+    assert [name for name in names if not (out / name).exists()] == names[:6:2]
 
 
 def test_orphans_exclude_files_of_the_batch_in_progress(local, days, out):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -26,6 +27,11 @@ from .storage import LEAST_BYTES, Storage
 FORMAT_FILE = "format.json"
 COMMIT_NAME = re.compile(r"([0-9]{9,})\.json")
 COMMITS = "commits"
+TEMPORARY = re.compile(r"(^|/)\.[^/]+\.tmp$")
+WITH_TEMPORARY = ("", COMMITS, "missing", "report")
+"""Directories in which a killed command may leave a temporary file; those of the tables have names of batches."""
+KILLED_S = 3600.0
+"""No command writes for so long at one of these files: an older temporary one is a killed command's."""
 DELTA_LOG = "_delta_log"
 """The directory of a table's Delta log: see delta.py."""
 
@@ -107,12 +113,17 @@ class Output:
             os.close(handle)
 
     def prepare(self, buckets: int) -> None:
-        """Create the directory, or check that this version of the pipeline can write to it.
+        """Create the directory, or check that this version of the pipeline can write to it; delete killed commands' files.
 
         Raises:
             OutputError: it has another format or another number of buckets.
         """
         storage = self.storage
+        for directory in WITH_TEMPORARY:
+            for name in storage.list(directory, recursive=bool(directory)):
+                path = f"{directory}/{name}".lstrip("/")
+                if TEMPORARY.search(path) and storage.modified_s(path) < time.time() - KILLED_S:
+                    storage.delete(path)
         if storage.exists(FORMAT_FILE):
             found = self.check_format()
             if found != buckets:

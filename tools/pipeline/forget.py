@@ -37,7 +37,7 @@ from tools.landing.store import LandingStore
 
 from . import byte_search, options, plain, prints, report, schemas, senml, series, sink, source, summary, verdict
 from .books import Books
-from .commits import COMMITS, DELTA_LOG, Commit, Output, OutputError, bucket_of, name_of
+from .commits import COMMITS, DELTA_LOG, TEMPORARY, Commit, Output, OutputError, bucket_of, name_of
 from .delta import Delta
 from .files import rewrite
 from .mapping import OURS, Mapping
@@ -543,7 +543,7 @@ def _delete_unnamed(output: Output, names: Names) -> None:
     pages = {report.NAME, series.FOLDER} if names.weak else set()  # no search can find such a name in them
     for name in storage.list("", recursive=True):
         top, is_log = name.split("/", 1)[0], f"/{DELTA_LOG}/" in name
-        if name.rsplit("/", 1)[-1].startswith(".") and name.endswith(".tmp"):
+        if TEMPORARY.search(name):
             unnamed = True
         elif top in (*schemas.TABLES, "state", COMMITS):
             unnamed = name not in named and not is_log and name.endswith((".parquet", ".json"))
