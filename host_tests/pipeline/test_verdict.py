@@ -64,16 +64,19 @@ def test_missing_file_of_the_tables_is_a_problem(local, landing, out, pattern):
     gone = sorted(out.glob(pattern))[0]
     if "commits" not in pattern:  # a copy that ended early
         content = gone.read_bytes()
-        gone.write_bytes(b"")
-        assert verdict.judge(output).problems == [
-            f"1 file of the tables is missing ({verdict.shown(str(gone.relative_to(out)))})"
-        ]
+        for size in (0, 3, len(content) - 1):
+            gone.write_bytes(content[:size])
+            assert verdict.judge(output).problems == [
+                f"1 file of the tables is missing or incomplete ({verdict.shown(str(gone.relative_to(out)))})"
+            ]
         gone.write_bytes(content)
         assert verdict.judge(output).line == verdict.WHOLE
     gone.unlink()
     found = verdict.judge(output)
     assert found.status == 1
-    assert found.line.startswith(f"{verdict.LOST} 1 file of the tables is missing ({gone.relative_to(out)}"[:110])
+    assert found.line.startswith(
+        f"{verdict.LOST} 1 file of the tables is missing or incomplete ({gone.relative_to(out)}"[:110]
+    )
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from tools.command import Failure
 from tools.landing.lock import take_lock
 
 from . import schemas, source, summary
-from .storage import LEAST_BYTES, Storage
+from .storage import Storage
 
 FORMAT_FILE = "format.json"
 COMMIT_NAME = re.compile(r"([0-9]{9,})\.json")
@@ -306,7 +306,7 @@ class Output:
         return [name for commit in self.commits() for name in commit.files.get(table, [])]
 
     def missing_files(self) -> list[str]:
-        """Return the files that valid commits name and that are not there, or are empty; and the commits that are not there.
+        """Return the files that valid commits name and that are not there or not complete; and the commits that are not there.
 
         Raises:
             FileNotFoundError: another process has committed meanwhile: try again.
@@ -318,8 +318,8 @@ class Output:
         missing = [name_of(batch) for batch in range(first, max(numbers, default=0)) if batch not in numbers]
         wanted = set().union(*(commit.named for commit in commits), commits[-1].named_states if commits else ())
         tops = sorted({name.split("/", 1)[0] for name in wanted})
-        there = {f"{top}/{name}" for top in tops for name in self.storage.list(top, True, LEAST_BYTES)}
-        missing += sorted(wanted - there)
+        there = {f"{top}/{name}" for top in tops for name in self.storage.list(top, True)}
+        missing += sorted(name for name in wanted if name not in there or self.storage.is_cut(name))
         if missing and self.numbers() != before:
             raise FileNotFoundError(missing[0])
         return missing

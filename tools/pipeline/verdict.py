@@ -202,7 +202,9 @@ def _judged(books: Books, wanted: Expectations) -> Verdict:
     found.problems += [text for name, text in lost.items() if totals[name]]
     if gone := books.output.missing_files():
         are = "is" if len(gone) == 1 else "are"
-        found.problems.append(f"{counted(len(gone), 'file')} of the tables {are} missing ({_named(gone)})")
+        found.problems.append(
+            f"{counted(len(gone), 'file')} of the tables {are} missing or incomplete ({_named(gone)})"
+        )
     if found.unknown:
         found.problems.append(f"{len(found.unknown)} boots that are not in the boards' counters")
     found.lost = bool(found.problems)
