@@ -71,9 +71,7 @@ class Sealer:
         try:
             await asyncio.wait_for(self._end_process(), 5)
         except TimeoutError:
-            assert self._process is not None
-            self._process.kill()
-            await self._process.wait()
+            await self._kill()
 
     @property
     def failed(self) -> BaseException | None:
@@ -142,11 +140,14 @@ class Sealer:
                 return {"error": f"the sealing process ended with status {await process.wait()}"}
             answer: dict[str, Any] = json.loads(line)
         except (OSError, ValueError) as error:
-            if self._process is not None and self._process.returncode is None:
-                self._process.kill()  # its next answer would be taken for that of another log
-                await self._process.wait()
+            await self._kill()  # its next answer would be taken for that of another log
             return {"error": f"{type(error).__name__}: {error}"}
         return answer
+
+    async def _kill(self) -> None:
+        if self._process is not None and self._process.returncode is None:
+            self._process.kill()
+            await self._process.wait()
 
     async def _end_process(self) -> None:
         if self._process is not None and self._process.stdin is not None:
