@@ -134,6 +134,7 @@ class Link:
     def start(self, now_ms: int) -> None:
         """Connect at once; after a reboot during an outage, after a random delay."""
         if self._state == _STOPPED:
+            self.stepped_ms = now_ms  # 0, or a time 6 days ago, may seem to be in the future
             delay = self.backoff.next_delay_ms(0) if self.backoff.step and not self.attempts else 0
             self._retry_at(ticks_add(now_ms, delay))
 

@@ -702,6 +702,20 @@ def test_poll_and_publish_return_during_an_endless_flood_of_messages():
     mqtt.disconnect()
 
 
+@pytest.mark.req("B4")
+def test_publish_connects_after_start_although_the_last_step_seems_to_be_in_the_future():
+    broker = Loopback()
+    mqtt = client(broker)
+    begin = ticks_ms()
+    mqtt.link.stepped_ms = ticks_add(begin, 1 << 28)  # as 0 seems if the clock shows more than 2^29 ms
+    mqtt.start()
+    while not broker.connects:
+        assert ticks_diff(ticks_ms(), begin) < PATIENCE_S * 1000, "publish does not connect"
+        mqtt.publish("a", "x")
+        broker()
+    mqtt.disconnect()
+
+
 @pytest.mark.req("W11")
 def test_client_pings_during_an_endless_flood_of_messages():
     broker = Flooding()
