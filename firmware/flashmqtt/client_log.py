@@ -152,7 +152,7 @@ class ClientLog:
 
     def _log_wait(self, now_ms: int) -> None:
         """Log how long CONNACK may still take, when a quarter of the time has passed."""
-        limit_ms = self._client.connection.response_ms
+        limit_ms = self._client.session.response_ms
         left_ms = limit_ms - ticks_diff(now_ms, self._tried_ms)  # type: ignore[arg-type]
         if left_ms * 4 < limit_ms * 3:
             self._tried_ms = None

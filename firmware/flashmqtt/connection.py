@@ -140,7 +140,7 @@ class Connection:
         self.user = user
         self.password = password
         self.will = will
-        self.response_ms = session.response_ms = response_ms
+        session.response_ms = response_ms
         self.clean = clean
         # Level 5 without chunks: the broker knows our Maximum Packet Size, and a longer packet is an error.
         self.decoder = Decoder(buffer_bytes, session.level, _LONG if chunks or session.level != _LEVEL_5 else 0)
@@ -450,7 +450,7 @@ class Connection:
         Raises:
             DeadlineExpired: CONNACK, an acknowledgement or PINGRESP is overdue.
         """
-        response = self.response_ms
+        response = self.session.response_ms
         if self.state != OPEN:
             wait = response - ticks_diff(now_ms, self._pinged_ms)  # since `start`; received bytes do not extend it
             if response and wait <= 0:

@@ -114,7 +114,7 @@ def test_long_wait_for_connack_and_its_end_are_logged():
     mqtt.start()
     poll_until(mqtt, lambda: len(lines) >= 2)
     assert lines[1][:-8] == "broker: no answer yet; waiting for up to " and lines[1][-8:] in ("3 s more", "2 s more")
-    mqtt.connection.response_ms = 1
+    mqtt.connection.session.response_ms = 1
     poll_until(mqtt, lambda: len(lines) >= 3)
     assert without_delay(lines[2:3]) == [
         "broker: not connected: no CONNACK for 1 ms (no MQTT port, or with TLS?); again"

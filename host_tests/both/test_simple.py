@@ -201,7 +201,7 @@ def test_each_failed_attempt_is_reported_once():
 def test_qos_1_publish_that_raises_is_still_stored():
     broker, mqtt = connected()
     broker.answers_publish = False
-    mqtt._client.connection.response_ms = 100
+    mqtt._client.connection.session.response_ms = 100
     error = call_until_error(broker, lambda: mqtt.publish(b"a", b"kept", qos=1))
     assert isinstance(error, OSError) and mqtt._client.pending == 1
     broker.answers_publish = True

@@ -126,7 +126,11 @@ def test_each_configuration_key_sets_its_client_option():
     )
     connection = client.connection
     assert (connection.client_id, connection.user, connection.password) == (b"me", b"u", b"p")
-    assert (connection.keep_alive_s, connection.will, connection.response_ms) == (120, (b"t", b"m", 1, True), 7000)
+    assert (connection.keep_alive_s, connection.will, connection.session.response_ms) == (
+        120,
+        (b"t", b"m", 1, True),
+        7000,
+    )
     assert client.link.port == 1883 and connection.clean and not connection._purge
     assert made(ping_interval=7, keepalive=60).connection.keep_alive_s == 8
     assert made(will=("t", "m")).connection.will == (b"t", b"m", 0, False)

@@ -388,8 +388,8 @@ class Inbound:
         if self._restart_unheard:
             self._restart_unheard = self._pinged = False
             self._unheard_ms = now_ms
-        elif self._unheard and connection.response_ms:
-            overdue = ticks_diff(now_ms, self._unheard_ms) - connection.response_ms
+        elif self._unheard and self._session.response_ms:
+            overdue = ticks_diff(now_ms, self._unheard_ms) - self._session.response_ms
             if overdue >= 0 and not self._pinged:
                 self._pinged = connection.ping()
         if self._restart_awaited:
