@@ -72,7 +72,7 @@ LONG = (
     "host_tests/faults/",
     "host_tests/both/test_client_refused.py",
     "host_tests/pipeline/test_dashboard.py",
-    "host_tests/pipeline/test_scratch.py",
+    "host_tests/pipeline/test_session.py",
     "host_tests/docs/test_readme.py",
     "host_tests/deploy/test_release.py",
     "host_tests/run/test_run.py",

