@@ -3,21 +3,14 @@
 import pytest
 
 from host_tests.journal.mutations import Mutation
-from tools.proof.powercut.adversary import (
-    Plan,
-    enumerate_plan,
-    first_mount,
-    sample_chain,
-)
-from tools.proof.powercut.soak import soak
-
-GEOMETRIES = ("rp2", "esp32", "page64", "page32")
+from tools.proof.powercut import lives
+from tools.proof.powercut.adversary import Plan, enumerate_plan
 
 
 @pytest.mark.req("S1", "S2", "S4", "S6")
 @pytest.mark.parametrize("life", range(12))
 def test_random_run_keeps_all_guarantees(life):
-    soak(life, 500, GEOMETRIES[life % 4], 2 if life % 4 == 3 else 0, life % 4 == 2, life % 5 % 3)
+    lives.on_chip(life, boots=40)
 
 
 @pytest.mark.req("S1", "S2")
@@ -56,12 +49,12 @@ def test_every_series_of_cuts_in_openings_that_carry_held_messages_keeps_all_gua
 @pytest.mark.parametrize("part", range(4))
 def test_random_series_of_cuts_with_marginal_bits_keep_all_guarantees(part):
     for seed in range(part * 50, part * 50 + 50):
-        sample_chain(seed)
+        lives.on_cells(seed)
 
 
 @pytest.mark.req("S2", "S6")
 def test_interrupted_first_mount_always_yields_a_journal():
-    assert sum(map(first_mount, range(400))) > 400
+    assert sum(map(lives.first_mounts, range(300))) > 400
 
 
 CATCH = {

@@ -20,14 +20,13 @@ import time
 from tools import children
 from tools.command import ended, parser_of
 from tools.proof import counts
-from tools.proof.powercut.adversary import PLANS, SHORT_PLANS, enumerate_plan, first_mount, sample_chain
+from tools.proof.powercut import lives
+from tools.proof.powercut.adversary import PLANS, SHORT_PLANS, enumerate_plan
 from tools.proof.powercut.cuts import BREAKS, GEOMETRIES, run_script
 from tools.proof.powercut.scripts import SCRIPTS
-from tools.proof.powercut.soak import soak
 
 LONG = {"variants": 2, "pairs": 12, "pair_variants": 1, "lives": 400, "chains": 8000, "first-mounts": 10000}
 SHORT = {"variants": 1, "pairs": 40, "pair_variants": 1, "lives": 10, "chains": 200, "first-mounts": 400}
-LIFE_STEPS = 1000
 
 
 def one(job: tuple[str, str, dict[str, int], int, int]) -> tuple[str, str, int, list[tuple[str, str]]]:
@@ -53,13 +52,7 @@ def sampled(name: str, numbers: range) -> tuple[int, list[tuple[str, str]]]:
     return cuts, broken
 
 
-def live(number: int) -> int:
-    """Run one life: the number selects geometry and policy; every fourth life has bad sectors."""
-    geometry = list(GEOMETRIES)[number % 4 if number % 3 else 0]
-    return soak(number, LIFE_STEPS, geometry, 2 if number % 4 == 3 else 0, number % 7 in (2, 5), number % 5 % 3)
-
-
-SAMPLED = {"lives": live, "chains": lambda n: sample_chain(n)[0], "first-mounts": first_mount}
+SAMPLED = {"lives": lives.on_chip, "chains": lives.on_cells, "first-mounts": lives.first_mounts}
 
 
 def run_plans(names: tuple[str, ...]) -> tuple[int, list[tuple[str, str]]]:

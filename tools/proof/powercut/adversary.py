@@ -8,28 +8,24 @@ It is a violation to program a byte to a second value between two erases, margin
 
 `enumerate_plan` tries every cut of every operation of every program of a plan in every reading, up to a number of cuts in a
 chain. States with the same flash and the same promises are tried once. One run of the journal yields the cuts at all its
-operations: each operation notes the state that a cut would leave. `sample_chain` runs random chains on larger journals.
+operations: each operation notes the state that a cut would leave. `lives` runs random chains on larger journals.
 """
 
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
-import random
 import time
 from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from flashmqtt.errors import StoreFull
-from flashmqtt.flash.block import BlockRegion
 from flashmqtt.flash.region import Region
 from tools import children
-from tools.flashsim.nor import NorFlash, PowerCut
+from tools.flashsim.nor import PowerCut
 
-from .cuts import GEOMETRIES
-from .model import BREAKS, DROP_OLDEST, REFUSE, WINDOW, Driver, Lost, Model, accept, longest, look, mount, see
+from .calls import call, run, work_on
+from .model import BREAKS, DROP_OLDEST, REFUSE, Driver, Lost, Model, accept, mount, seen_in
 
 WHOLE, BLANK, GARBLED, HEADLESS = range(4)
 READINGS = 3  # the first three are enumerated
@@ -237,83 +233,11 @@ class Cells(Region):
         return path
 
 
-SHORT_BODY, LONG_BODY = 130, 300  # a page takes one; and a piece of 232 with one of 68
-
-
-def step(driver, letter, policy=REFUSE):
-    """Execute one call if it is possible now. a A: append; f g: finish the oldest, the newest; m: mark; ..."""
-    journal = driver.journal
-    if letter in "aA":
-        try:
-            driver.append(SHORT_BODY if letter == "a" else LONG_BODY)
-        except StoreFull:
-            fits = letter == "a" or longest(journal.region) >= LONG_BODY
-            if policy == DROP_OLDEST and fits and (journal.region.sectors > 7 or not journal.held()):
-                raise
-    elif letter in "fg":
-        window = driver.window()
-        if window:
-            driver.finish(window[0 if letter == "f" else -1])
-    elif letter in "mM":
-        window = [seq for seq in driver.window() if not journal.is_marked(seq)]
-        if window:
-            driver.mark(window[0])
-            if letter == "m":
-                driver.sync()
-    elif letter == "n":
-        driver.write_note(b"%012d" % driver.generation)
-    elif letter == "u":
-        driver.flush()
-    elif letter in "hH":
-        key = next(key for key in itertools.count(1) if key not in journal.held())
-        try:
-            driver.hold(key, 40 if letter == "h" else 250)
-        except StoreFull:
-            if not journal.held() and journal.low == journal.next_seq:
-                raise
-    elif letter in "dD":
-        held = journal.held()
-        if held:
-            driver.discard(held[0])
-            if letter == "D":
-                driver.sync()
-    elif letter == "i":
-        journal.idle()
-    elif letter == "c":
-        driver.close()
-        again(driver)
-    elif letter == "r":
-        again(driver)
-
-
-def again(driver):
-    """Mount again without a cut, with the same readings."""
-    journal = mount(driver.journal.region, driver.journal.policy)
-    check(journal, driver.model)
-    driver.use(journal)
-
-
 def check(journal, model):
     """Check a mounted journal; its content is final from now on."""
     if journal.worn:
         raise Lost("worn")
-    accept(journal, model, see(journal) if journal.next_seq - journal.low <= WINDOW else look(journal))
-
-
-def work_on(driver, policy=REFUSE):
-    """Check that the journal can still be used: empty it, then use the whole ring."""
-    while driver.window():
-        for seq in driver.window():
-            driver.finish(seq)
-    for key in driver.journal.held():
-        driver.discard(key)
-    driver.flush()
-    for _ in range(driver.journal.region.sectors * 4):
-        driver.append(SHORT_BODY)
-        driver.finish(driver.window()[0])
-    driver.flush()
-    if see(driver.journal) != ([], {}):
-        raise Lost("not empty")
+    accept(journal, model, seen_in(journal))
 
 
 @dataclass(frozen=True)
@@ -393,8 +317,7 @@ def start_state(plan):
     model = Model()
     if plan.start:
         driver = Driver(mount(region, plan.policy), model)
-        for letter in plan.start:
-            step(driver, letter, plan.policy)
+        run(driver, list(plan.start))
     return tuple(region.state), model.freeze()
 
 
@@ -423,7 +346,7 @@ class Case:
                 check(journal, model)
                 driver = Driver(journal, model, self.level + 1)
                 if self.whole:
-                    work_on(driver, self.plan.policy)
+                    work_on(driver)
             except BREAKS as error:
                 self._fail(region, "", error)
             self._go(driver, "")
@@ -447,7 +370,7 @@ class Case:
                 region.model = model = driver.model.copy()
                 other = Driver(clone_journal(driver.journal, region), model, driver.generation)
                 try:
-                    step(other, letter, self.plan.policy)
+                    call(other, letter)
                 except BREAKS as error:
                     self._fail(region, program + letter, error)
                 self._go(other, program + letter)
@@ -557,73 +480,3 @@ PLANS = (
     Plan("clean-five", 5, letters=("ac", "", "a"), steps=(2, 0, 1), cuts=5),
 )
 SHORT_PLANS = ("first-256", "two-steps-64", "two-steps-1", "full", "carry-drop", "clean-five")
-
-
-# --- random chains on larger journals ---
-
-
-def sample_chain(seed):
-    """Run one random chain of cuts; return (cuts, boots). Raises Lost. The seed determines the chain."""
-    rng = random.Random(seed)
-    sectors = rng.choice((4, 5, 6, 16, 24, 40, 64))
-    sector_bytes = rng.choice((1024, 1024, 1024, 2048, 4096))
-    page = (256, 64, 32, 1)[seed % 4]
-    policy = rng.choice((REFUSE, REFUSE, DROP_OLDEST))
-    region = Cells(sectors, sector_bytes, page)
-    state: tuple = ((),) * sectors
-    frozen = Model().freeze()
-    letters = rng.choice(("aaaf", "aaafffu", "aaAAffggmMuhHdDnic", "aaaaaaaaaaaafffg", "aAhHdDm", "aaaffmmcri"))
-    total = boots = 0
-    turns = rng.choice((5, 6, 8, 12))
-    for turn in range(turns + 1):
-        last = turn == turns
-        model = Model.thaw(frozen)
-        region.load(state, (), model, rng)
-        program = []
-        if not last:
-            program = [rng.choice(letters) for _ in range(rng.choice((0, 1, 2, 3, 6, 40, 300 if turn == 0 else 12)))]
-            region.cut_at = rng.randrange(6) if rng.random() < 0.6 else rng.randrange(6 + len(program) * 2)
-        boots += 1
-        try:
-            journal = mount(region, policy)
-            check(journal, model)
-            driver = Driver(journal, model, turn + 1)
-            for letter in program:
-                step(driver, letter, policy)
-            if last:
-                work_on(driver, policy)
-        except PowerCut:
-            total += 1
-        except BREAKS as error:
-            raise Lost("chain %d, boot %d: %r" % (seed, boots, error)) from error
-        state, frozen = tuple(region.state), model.freeze()
-    return total, boots
-
-
-def first_mount(seed):
-    """Cut several first mounts of a simulated chip; in the end there must be a journal. Return the cuts."""
-    rng = random.Random(seed)
-    personality, page = tuple(GEOMETRIES.values())[seed % 4]
-    flash = NorFlash(4096 * rng.choice((4, 5)), personality, seed=seed)
-    region = BlockRegion(flash, page_bytes=page)
-    cuts = 0
-    try:
-        for _ in range(rng.choice((1, 2, 4, 5, 8))):
-            at = flash.operations + 1 + rng.randrange(5)
-            flash.arm(at, rng.choice(("bits", "bits", "weak", "prefix")), rng.randrange(10000))
-            try:
-                mount(region)
-            except PowerCut:
-                cuts += 1
-            flash.power_up()
-        journal = mount(region)
-        if not journal.fresh or journal.next_seq != 1:
-            raise Lost("not an empty journal")
-        journal.append(b"first", 5)
-        if see(mount(region))[0] != [(1, b"first", False)]:
-            raise Lost("the first message is lost")
-        if flash.violations:
-            raise Lost(str(flash.violations[:1]))
-    except BREAKS as error:
-        raise Lost("first mount %d: %r" % (seed, error)) from error
-    return cuts

@@ -3,12 +3,12 @@
 An id replays one case alone: script/operation/model/variant, and after a + the same for a cut of the recovery.
 """
 
-from flashmqtt.errors import StoreFull
 from flashmqtt.flash.block import BlockRegion
 from tools.flashsim.nor import NorFlash, PowerCut, Random
 
+from .calls import run
 from .model import BREAKS as BROKEN
-from .model import DROP_OLDEST, Driver, Lost, Model, accept, drain, look, mount, remount
+from .model import Driver, Lost, Model, accept, drain, look, mount, remount
 from .scripts import SCRIPTS
 
 # The chip's personality and its page size.
@@ -89,9 +89,9 @@ class Script:
             driver = Driver(self.mount(), model)
         else:
             driver = Driver(self.mount(), model)
-            before(driver)
+            run(driver, before, strict=True)
             self.flash.record(model, only)
-        what(driver)
+        run(driver, what, strict=True)
         self.steps = self.flash.steps
         self.flash.recording = False
         if self.flash.violations:
@@ -127,48 +127,17 @@ class Script:
         if journal.worn:
             raise Lost("worn")
         accept(journal, model, look(journal))
-        # First store, finish, mark and hold; then boot again without a clean end.
         driver = Driver(journal, model, 1)
-        for length in (33, 300):
-            try:
-                driver.append(length)
-            except StoreFull:
-                if self.policy == DROP_OLDEST:
-                    raise
-        window = driver.window()
-        if window:
-            driver.finish(window[-1])
-            driver.mark(window[0])
-            driver.sync()
-        try:
-            driver.hold(99, 50)
-        except StoreFull:
-            if not model.messages and not model.held:
-                raise
-        driver.write_note(b"after a cut.")
+        run(driver, "a33 a300 g m h50 n")
         self._again(driver)
         driver.generation = 2
-        for seq in driver.window():
-            driver.finish(seq)
-        if model.held:
-            driver.discard(driver.journal.held()[0])
+        run(driver, "f f f f d")
         self._again(driver)
-        # Empty it, and check that it stays empty; then use the whole ring.
-        while driver.window():
-            for seq in driver.window():
-                driver.finish(seq)
-        for key in list(model.held):
-            driver.discard(key)
-        driver.flush()
+        run(driver, "e")
         self._again(driver)
-        for i in range(self.sectors * 17 if thorough else 3):
-            driver.append(200)
-            if i % 5:
-                for seq in driver.window():
-                    driver.finish(seq)
-        driver.flush()
-        journal = self._again(driver)
-        model.check(journal, *drain(journal))
+        run(driver, "a200 a200 f f " * (self.sectors * 8 if thorough else 1) + "a200 u", strict=True)
+        self._again(driver)
+        model.check(driver.journal, *drain(driver.journal))
         if flash.violations:
             raise Lost(str(flash.violations[:3]))
 
@@ -177,7 +146,6 @@ class Script:
         remount(driver)
         if driver.journal.worn or self.flash.violations:
             raise Lost("worn" if driver.journal.worn else str(self.flash.violations[:3]))
-        return driver.journal
 
 
 BREAKS = BROKEN + (PowerCut,)  # noqa: RUF005 - MicroPython has no star in a tuple
