@@ -11,6 +11,7 @@ import contextlib
 from collections import defaultdict
 
 from tools.proof import packets as p
+from tools.proof.session import Session
 
 ANSWER_S = 10.0
 RETRY_S = 0.02
@@ -32,8 +33,7 @@ class Peer:
         self._up = asyncio.Event()
         self._next_id = 0
         self._awaited: dict[int, asyncio.Future] = {}
-        self._unsent: dict[int, bytes] = {}  # resent after a restart, in order: PUBLISH, later PUBREL
-        self._held: set[int] = set()  # ids of received QoS 2 messages that wait for PUBREL
+        self._session = Session()
         self._filters: list[tuple[str, int]] = []
         self._waiting = False
         self._taken = 0  # how many packets came, without PINGRESP
@@ -83,7 +83,7 @@ class Peer:
     @property
     def pending(self) -> int:
         """How many messages the broker has not acknowledged yet."""
-        return len(self._unsent)
+        return len(self._session.unanswered)
 
     def wait(self) -> None:
         """Send no new packet until the broker was restarted."""
@@ -99,11 +99,11 @@ class Peer:
                 if self._writer is not None:
                     self._writer.write(p.PING)
                 await self._pong.wait()
-                quiet = quiet + 1 if taken == self._taken and not self._held else 0
+                quiet = quiet + 1 if taken == self._taken and not self._session.held else 0
 
     def begin(self) -> None:
         """Begin a case: forget open flows, because a killed broker may use an id again whose PUBREL was never sent."""
-        self._held.clear()
+        self._session.held.clear()
 
     def lost(self) -> None:
         """Note that the broker was killed, before the socket reports it."""
@@ -132,7 +132,7 @@ class Peer:
         future = asyncio.get_running_loop().create_future()
         self._awaited[packet_id] = future
         if resend:
-            self._unsent[packet_id] = packet
+            self._session.unanswered[packet_id] = packet
         if self._up.is_set() and self._writer is not None and not self._waiting:
             self._writer.write(packet)
         return future
@@ -165,36 +165,19 @@ class Peer:
             if packet.code:
                 raise p.Wrong(f"the broker refused the peer with code {packet.code}")
             if not packet.session_present:
-                self._held.clear()
+                self._session.held.clear()
                 for topic_filter in self._filters:
                     self._writer.write(p.subscribe(self._id(), [topic_filter]))
-            for content in self._unsent.values():
-                again = bytearray(content)
-                if again[0] >> 4 == p.PUBLISH:
-                    again[0] |= 8
-                self._writer.write(bytes(again))
-            # A broker answers in order: after this answer the subscriptions are active.
-            self._writer.write(p.PING)
+            # A broker answers in order: after the answer to PINGREQ the subscriptions are active.
+            self._writer.write(self._session.repetitions() + p.PING)
         elif packet.kind == p.PINGRESP:
             self._up.set()
             self._pong.set()
-        elif packet.kind == p.PUBLISH:
-            if packet.qos < 2 or packet.packet_id not in self._held:
+        else:
+            if packet.kind == p.PUBLISH and self._session.is_new(packet):
                 self.received[packet.topic].append(packet.payload)
-            if packet.qos == 2:
-                self._held.add(packet.packet_id)
-            if packet.qos:
-                self._writer.write(p.ack(p.PUBREC if packet.qos == 2 else p.PUBACK, packet.packet_id))
-        elif packet.kind == p.PUBREL:
-            self._held.discard(packet.packet_id)
-            self._writer.write(p.ack(p.PUBCOMP, packet.packet_id))
-        elif packet.kind == p.PUBREC:
-            release = p.ack(p.PUBREL, packet.packet_id)
-            if packet.packet_id in self._unsent:
-                self._unsent[packet.packet_id] = release
-            self._writer.write(release)
-        elif packet.kind in (p.PUBACK, p.PUBCOMP, p.SUBACK):
-            self._unsent.pop(packet.packet_id, None)
-            future = self._awaited.pop(packet.packet_id, None)
-            if future is not None and not future.done():
-                future.set_result(packet)
+            self._writer.write(self._session.answer(packet))
+            if packet.kind in (p.PUBACK, p.PUBCOMP, p.SUBACK):
+                future = self._awaited.pop(packet.packet_id, None)
+                if future is not None and not future.done():
+                    future.set_result(packet)

@@ -20,11 +20,15 @@ from dataclasses import dataclass, field
 
 from tools.proof import packets as p
 from tools.proof.faults.hostile.wrongs import Scene, Wrong
+from tools.proof.session import Session
 
 X_ID, Y_ID, END_ID = 1, 2, 3
 READ_BYTES = 65536
 LAST_BYTES_S = 10.0  # at the end of a case the client has closed its sockets, so this takes a moment only
 NO_DISCONNECT = -1
+# The moments before and after the answer to a packet.
+MOMENTS_OF = {p.PUBREL: ("pubrel", "pubcomp"), p.PUBACK: ("out1", ""), p.PUBREC: ("out2", ""), p.PUBCOMP: ("out3", "")}
+MOMENTS_OF_PUBLISH = {1: ("publish1", "puback"), 2: ("publish2", "pubrec")}
 
 
 @dataclass
@@ -109,13 +113,9 @@ class HostileBroker:
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=100)
         self._accepting: asyncio.Task | None = None
         self._serving: set[asyncio.Task] = set()
-        # The session.
         self._known = False
-        self._subscribed = False
-        self._held: set[int] = set()
-        self._x = self._y = self._end = ""  # "", "sent", "received", "done"
-        self._sent_z = False
-        self._ids: dict[int, int] = {}
+        self._forget()
+        self._numbers: set[int] = set()  # of the client's messages
         # The connection.
         self._wire: Wire | None = None
 
@@ -215,42 +215,34 @@ class HostileBroker:
 
     # --- the right things ---
 
+    def _forget(self) -> None:
+        """Begin a session."""
+        self._session = Session()
+        self._subscribed = self._begun = self._ended = False
+
     async def _take(self, packet: p.Packet) -> None:
-        kind, packet_id = packet.kind, packet.packet_id
-        if kind == p.CONNECT:
+        if packet.kind == p.CONNECT:
             await self._connected(packet)
-        elif kind == p.SUBSCRIBE:
-            self._scene.request = packet_id
-            await self._at("subscribe", p.suback(packet_id, [options & 3 for _, options in packet.filters], self.level))
+        elif packet.kind == p.SUBSCRIBE:
+            self._scene.request = packet.packet_id
+            codes = [options & 3 for _, options in packet.filters]
+            await self._at("subscribe", p.suback(packet.packet_id, codes, self.level))
             self._subscribed = True
             await self._at("suback")
-            await self._own_messages()
-        elif kind == p.PUBLISH:
-            await self._published(packet)
-        elif kind == p.PUBREL:
-            self._held.discard(packet_id)
-            await self._at("pubrel", p.ack(p.PUBCOMP, packet_id))
-            await self._at("pubcomp")
-        elif kind == p.PUBACK and packet_id == X_ID and self._x == "sent":
-            self._x = "done"
-            await self._at("out1")
-        elif kind == p.PUBACK and packet_id == END_ID:
-            self._end = "done"
-        elif kind == p.PUBREC and packet_id == Y_ID:
-            self._y = "received"
-            await self._at("out2", p.ack(p.PUBREL, Y_ID))
-        elif kind == p.PUBCOMP and packet_id == Y_ID:
-            self._y = "done"
-            await self._at("out3")
-        elif kind == p.PINGREQ:
+        elif packet.kind == p.PINGREQ:
             await self._send(p.PONG)
-        await self._finish()
+        elif packet.kind in (p.PUBLISH, p.PUBREL) or packet.packet_id in self._session.unanswered:
+            if packet.kind == p.PUBLISH:
+                self._published(packet)
+            before, after = MOMENTS_OF_PUBLISH[packet.qos] if packet.kind == p.PUBLISH else MOMENTS_OF[packet.kind]
+            await self._at(before, self._session.answer(packet))
+            await self._at(after)
+        await self._own_messages()
 
     async def _connected(self, packet: p.Packet) -> None:
         if packet.clean:
-            self._known = self._subscribed = False
-            self._held.clear()
-            self._x = self._y = self._end = ""
+            self._known = False
+            self._forget()
         present = int(self._known and self.level > 3)
         # At level 5 a session lasts even after a clean start, if the client asks for an expiry interval.
         self._known = not packet.clean or self.level == 5
@@ -259,57 +251,33 @@ class HostileBroker:
             self.level > 3 or not packet.clean
         ):  # at level 3 a clean connection only makes the broker forget an earlier life
             await self._at("connack")
-        if not self._answering:
-            return
-        if self._x == "sent":
-            await self._send(self._message("1;", 1, X_ID, dup=True))
-        if self._y == "sent":
-            await self._send(self._message("2;", 2, Y_ID, dup=True))
-        elif self._y == "received":
-            await self._send(p.ack(p.PUBREL, Y_ID))
-        if self._end == "sent":
-            await self._send(self._message("end", 1, END_ID, dup=True))
-        if self._subscribed:
-            await self._own_messages()
+        if self._answering:
+            await self._send(self._session.repetitions())
 
-    async def _published(self, packet: p.Packet) -> None:
+    def _published(self, packet: p.Packet) -> None:
         number = int(packet.payload.split(b";")[0])
-        again = number in self._ids
-        if again and not packet.dup:
+        if number in self._numbers and not packet.dup:
             self.seen.problems.append(f"message {number} again without DUP")
-        self._ids[number] = packet.packet_id
-        if packet.qos == 1:
+        self._numbers.add(number)
+        if self._session.is_new(packet):
             self.seen.numbers.append(number)
-            self._scene.id1 = packet.packet_id
-            await self._at("publish1", p.ack(p.PUBACK, packet.packet_id))
-            await self._at("puback")
-        elif packet.qos == 2:
-            self._scene.id2 = packet.packet_id
-            if packet.packet_id not in self._held:
-                self._held.add(packet.packet_id)
-                self.seen.numbers.append(number)
-            await self._at("publish2", p.ack(p.PUBREC, packet.packet_id))
-            await self._at("pubrec")
+        setattr(self._scene, f"id{packet.qos}", packet.packet_id)
 
-    def _message(self, payload: str, qos: int, packet_id: int = 0, dup: bool = False) -> bytes:
-        return p.publish(f"{self.topic}/in", payload, qos, packet_id, self.level, dup=dup)
+    def _message(self, payload: str, qos: int, packet_id: int = 0) -> bytes:
+        message = p.publish(f"{self.topic}/in", payload, qos, packet_id, self.level)
+        if qos:
+            self._session.unanswered[packet_id] = message
+        return message
 
     async def _own_messages(self) -> None:
-        if not self._answering:
+        """Send the three messages, and the last one when they are acknowledged."""
+        if not self._answering or not self._subscribed:
             return
-        if not self._x:
-            self._x = "sent"
-            await self._send(self._message("1;", 1, X_ID))
-        if not self._y:
-            self._y = "sent"
-            await self._send(self._message("2;", 2, Y_ID))
-        if not self._sent_z:
-            self._sent_z = True
-            await self._send(self._message("3;", 0))
-
-    async def _finish(self) -> None:
-        if self._x == self._y == "done" and not self._end and self._answering:
+        if not self._begun:
+            self._begun = True
+            await self._send(self._message("1;", 1, X_ID), self._message("2;", 2, Y_ID), self._message("3;", 0))
+        elif not self._session.unanswered and not self._ended:
             await self._at("idle")
             if self._answering:
-                self._end = "sent"
+                self._ended = True
                 await self._send(self._message("end", 1, END_ID))
