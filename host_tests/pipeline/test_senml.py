@@ -133,6 +133,10 @@ def test_boot_and_seq_written_as_floats_become_integers():
         (b'[{"bn":"d/","boot":1,"seq":1,"v":"1","n":"x"}]', "v is not a number"),
         (b'[{"bn":"d/","boot":1,"seq":1,"v":true,"n":"x"}]', "v is not a number"),
         (b'[{"bn":"\\ud800/","boot":1,"seq":1}]', "surrogate"),
+        (b'[{"bn":"d/","boot":1,"seq":1,"v":1e308,"bv":1e308,"n":"x"}]', "a value is not finite"),
+        (b'[{"bn":"d/","boot":true,"seq":1}]', "boot is not a whole number of 64 bits"),
+        (b'[{"bn":"d/","boot":1,"seq":1,"n":1,"v":1}]', "n is not a text"),
+        (b'[{"bn":"d/","boot":1,"seq":1,"n":"x","vb":1}]', "vb is not a boolean"),
         (b'[{"bn":"d/","boot":1,"seq":1e30}]', "seq is not"),
         (b'[{"bn":"d/","boot":1,"seq":' + b"1" * 400 + b"}]", "infinity"),
         (b'[{"bn":"d/","boot":-9223372036854775808,"seq":1}]', "out of range"),
@@ -163,6 +167,7 @@ def test_boot_and_seq_written_as_floats_become_integers():
         (b'[{"bn":"d/","boot":1,"seq":1,"n":"a","v":' + b"9" * 5000 + b"}]", "infinity"),
     ],
 )
+@pytest.mark.filterwarnings("error")
 def test_bad_payload_is_refused_with_a_reason_and_others_are_read(payload, reason):
     good = [write_pack([HEAD | {"seq": seq, "n": "x", "v": seq}]) for seq in range(1, 101)]
     packs = read(*good[:50], payload, *good[50:])

@@ -37,6 +37,7 @@ CORE |= dict.fromkeys(("up", "v"), pa.float64())
 """The labels of nearly all packs, with their types."""
 LABELS = CORE | dict.fromkeys(("bt", "bv", "bs", "bver", "t", "ut", "s"), pa.float64()) | {"vb": pa.bool_()}
 LABELS |= dict.fromkeys(("bu", "vs", "vd", "cause", *LISTS), pa.string()) | dict.fromkeys(INTEGERS, pa.int64())
+KINDS = {pa.float64(): "number", pa.int64(): "whole number of 64 bits", pa.string(): "text", pa.bool_(): "boolean"}
 VERSION = 10
 ABSOLUTE_S = 2.0**28  # §4.5.3: smaller times are relative to now
 LATEST_S = 253_402_300_799.0  # the end of the year 9999
@@ -251,7 +252,7 @@ def _typed(label: str, kind: pa.DataType, value: Any) -> Any:
             return float(value)
         if (isinstance(value, int) or value.is_integer()) and -(2**63) <= value < 2**63:
             return int(value)  # MicroPython may print a whole number as 1.0
-    raise BadPack(f"{label} is not a {'number' if pa.types.is_floating(kind) else kind}")
+    raise BadPack(f"{label} is not a {KINDS[kind]}")
 
 
 def ranges(text: str) -> list[tuple[int, int]] | None:
@@ -458,7 +459,8 @@ def _sum(one: pa.Array, other: pa.Array, wanted: np.ndarray | None = None) -> tu
     total = total + 0.0  # -0.0 becomes 0.0, as in the uptime
     if other.null_count < len(other):
         base_valid = _valid(other) if wanted is None else _valid(other) & wanted
-        total = total + np.where(base_valid, pc.fill_null(other, 0.0).to_numpy(), 0.0)
+        with np.errstate(over="ignore"):
+            total = total + np.where(base_valid, pc.fill_null(other, 0.0).to_numpy(), 0.0)
         valid = valid | base_valid
     return total, valid
 
