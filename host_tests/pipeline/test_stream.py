@@ -155,6 +155,27 @@ def test_damaged_file_of_the_checkpoint_is_named_with_what_to_do(local, five, ou
 
 
 @pytest.mark.req("P3", "P8")
+@pytest.mark.parametrize("tables", ["of an older backup", "deleted", "of another stream"])
+def test_tables_that_lack_batches_of_the_checkpoint_are_refused(local, five, tmp_path, out, tables):
+    """Spark would not name the segments of these batches again, so the verdict would not notice them."""
+    checkpoint, output = Storage(str(tmp_path / "checkpoint")), Output(str(out))
+    output.prepare(2)
+    stream_id = output.stream_id(checkpoint)
+    (tmp_path / "checkpoint" / "commits").mkdir()
+    for batch in range(2):
+        if batch == 0 and tables != "deleted":
+            of = stream_id if tables == "of an older backup" else "another"
+            stream.run_batch(local, {"c": 1}, Storage(str(five.directory)), output, 2, of, batch)
+            assert output.stream_id(checkpoint) == stream_id
+        (tmp_path / "checkpoint" / "commits" / str(batch)).write_text(CHECKPOINT["commits/0"])
+    if tables == "of another stream":  # it has read the whole landing itself
+        assert output.stream_id(checkpoint) == stream_id
+    else:
+        with pytest.raises(OutputError, match=r"has batches that .*/out lacks: .* Delete the checkpoint, too; then"):
+            output.stream_id(checkpoint)
+
+
+@pytest.mark.req("P3", "P8")
 @pytest.mark.parametrize(
     "damaged",
     [

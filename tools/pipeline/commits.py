@@ -169,10 +169,12 @@ class Output:
                     " or another --checkpoint"
                 )
             latest = self.latest()
-            if checkpoint.list("commits") and latest is None:
+            read = max((int(one) for one in checkpoint.list("commits") if one.isdigit()), default=-1)
+            if read >= 0 and (latest is None or (latest.stream == stream and latest.stream_batch < read)):
                 raise OutputError(
-                    f"the checkpoint {checkpoint.uri} has batches that {self.storage.uri} lacks: its tables were deleted. Delete"
-                    " the checkpoint, too; then the pipeline makes all tables again from the landing"
+                    f"the checkpoint {checkpoint.uri} has batches that {self.storage.uri} lacks: its tables were deleted, or are"
+                    " from an older backup. Delete the checkpoint, too; then the pipeline reads the whole landing again, and"
+                    " recognises messages that are in the tables"
                 )
             return stream
         stream = uuid.uuid4().hex
