@@ -1,6 +1,7 @@
 """Other engines read exactly the committed rows from the Delta logs, also after a run was killed."""
 
 import json
+import resource
 import shutil
 
 import pyarrow as pa
@@ -227,6 +228,21 @@ def test_damaged_log_is_named_in_one_line(batches, out):
         OutputError, match=r"^the Delta log \S*events/_delta_log can't be updated: .*Delete that log, .*$"
     ):
         Delta(batches.output).follow()
+
+
+def test_log_that_the_disk_refuses_is_reported_with_the_cause(batches, out):
+    batches.take(1)
+    shutil.rmtree(out / "events" / "_delta_log")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, before[1]))
+    try:
+        with pytest.raises(OutputError) as raised:
+            Delta(batches.output).follow()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    told = str(raised.value)
+    assert "events/_delta_log can't be updated: " in told and ": File too large" in told
+    assert told.isprintable()
 
 
 @pytest.mark.req("P7")

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import re
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -255,7 +256,8 @@ class Delta:
                 " from the landing"
             )
         log = self.output.storage.address(f"{DIRECTORIES[table]}/{DELTA_LOG}")
-        reason = str(error).partition("\n")[0]
+        lines = re.sub(r"\x1b\[\d+m", "", str(error)).splitlines()  # the last one has the cause
+        reason = ": ".join(line.strip(" ↳") for line in lines)
         return DeltaError(
             f"the Delta log {log} can't be updated: {reason}. The tables themselves are complete. Delete that log, and the next"
             " run makes it again; or run with --no-delta"
