@@ -153,17 +153,31 @@ def test_retention_deletes_old_days_and_keeps_the_audit(local, days, out):
     assert compact.compact(None, str(out), keep_from=day(1)).kept_from == day(3)
 
 
+class Later(datetime.datetime):
+    """A clock in the future."""
+
+    @classmethod
+    def now(cls, zone=None):
+        return datetime.datetime(2090, 1, 1, tzinfo=zone)
+
+
+@pytest.mark.req("P5", "P7")
+def test_clock_in_the_future_deletes_no_new_message_in_quarantine_either(local, landing, out, monkeypatch):
+    landing.raw("flashmqtt/a/readings", b"{")
+    landing.seal()
+    output = Output(str(out))
+    output.prepare(2)
+    stream.run_batch(local, {"c": 1}, Storage(str(landing.directory)), output, 2, "s", 0)
+    monkeypatch.setattr(compact.datetime, "datetime", Later)
+    assert compact.main(["--out", str(out), "--keep-days", "1"]) == 0
+    assert output.rows("quarantine") == 1
+
+
 @pytest.mark.req("P3", "P7")
 def test_clock_in_the_future_deletes_only_what_is_old_beside_the_newest_message(days, out, capsys):
     days.take(days=5)
     landing = str(days.landing.directory)
     ages = ["--keep-days", "2", "--retire", landing, "--keep-raw-days", "1000"]
-
-    class Later(datetime.datetime):
-        @classmethod
-        def now(cls, zone=None):
-            return datetime.datetime(2090, 1, 1, tzinfo=zone)
-
     with pytest.MonkeyPatch.context() as future:
         future.setattr(compact.datetime, "datetime", Later)
         assert compact.main(["--out", str(out), *ages]) == 0

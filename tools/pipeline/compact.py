@@ -169,7 +169,11 @@ def main(argv: list[str] | None = None) -> int:
         source.latest(landing)  # raises LandingError
     before = output.newest()
     now = datetime.datetime.now(datetime.UTC)
-    if newest_us := before.summary["last_arrival_us"]:  # this machine's clock may be wrong
+    arrivals_us = (
+        before.summary["last_arrival_us"],
+        *before.last_arrival_us.values(),
+    )  # the second ones also of bad messages
+    if newest_us := max(filter(None, arrivals_us), default=0):  # this machine's clock may be wrong
         now = min(now, source.EPOCH + datetime.timedelta(microseconds=newest_us))
     keep_from = str((now - datetime.timedelta(days=given.keep_days)).date()) if given.keep_days else None
     sealed_before_s = now.timestamp() - 86_400 * given.keep_raw_days if given.keep_raw_days else None
