@@ -486,7 +486,7 @@ class Client:
             try:
                 left = 60000 if endless else deadline_s * 1000 - ticks_diff(ticks_ms(), begin)
                 if left <= 0:
-                    error = self.link.error
+                    error = check and self.link.error
                     raise ConnectionLost("not connected: %r" % error) if error else DeadlineExpired("no answer in time")
                 await _wait_for_ms(self._progress.wait(), int(left))
             except asyncio.TimeoutError:

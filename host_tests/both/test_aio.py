@@ -621,6 +621,23 @@ def test_timeout_of_0_does_not_wait():
     run(case)
 
 
+@pytest.mark.req("R4", "B4")
+def test_deadline_of_delivered_and_drain_expires_in_an_outage_as_with_a_connection():
+    async def case(broker):
+        broker.close()
+        mqtt = client(broker)
+        handle = await mqtt.publish("a", "x", 1)
+        mqtt.start()
+        await until(lambda: mqtt.error)
+        for call in (mqtt.delivered(handle, 0.05), mqtt.drain(0.05)):
+            with pytest.raises(DeadlineExpired):
+                await call
+        await mqtt.disconnect()
+        broker.open()
+
+    run(case)
+
+
 @pytest.mark.req("W10", "W13")
 def test_invalid_timeout_is_refused():
     async def case(broker):
