@@ -106,6 +106,15 @@ def test_expiry_counts_time_across_reboot_if_clock_was_set(before, after, left):
 
 
 @pytest.mark.req("W12")
+def test_expiry_interval_counts_down_further_in_a_client_that_takes_the_store_over():
+    first = Peer5(CutStore())
+    handle = first.session.publish(b"a", b"x", 1, False, block(200))
+    first.connection.five.expiry._uptime_ms += 100_000
+    second = Peer5(first.session.store)
+    assert second.connect(1) == [publish(b"a", b"x", 1, handle, dup=1, properties=block(100))]
+
+
+@pytest.mark.req("W12")
 def test_expiry_countdown_changes_nothing_else_in_messages():
     broker = Peer5(CutStore(), out_bytes=128, packet_bytes=128)
     broker.clock = broker.connection.five.expiry = Clock(broker.session.store)

@@ -175,7 +175,9 @@ class Level5:
         if self.expiry is None:
             from .expiry import Expiry
 
-            self.expiry = Expiry(session.store)
+            store = session.store
+            # Kept with the store: another client that takes it over must go on counting.
+            self.expiry = store.expiry = getattr(store, "expiry", None) or Expiry(store)
         return self.expiry
 
     def outgoing(self, session: "Any", seq: int, n: int) -> int:
