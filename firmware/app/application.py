@@ -148,11 +148,9 @@ class Application:
         payload = pack(self.device, journal.boot, seq, self.uptime.ms(), records, unix_ms, labels, self.life)
         try:
             return self.client.publish((self.topic if qos else self.live) + kind, payload, qos=qos)
-        except StoreFull:
-            self.refused += 1
-            return 0
-        except StoreWorn as error:  # stored messages can still be delivered: see `turn`
-            self._worn = error
+        except (StoreFull, StoreWorn) as error:
+            if isinstance(error, StoreWorn):  # stored messages can still be delivered: see `turn`
+                self._worn = error
             self.refused += 1
             return 0
 
@@ -179,7 +177,7 @@ class Application:
                 raise ValueError("%r is not a finite number" % (value,))
             return value
         except Exception as error:  # the DHT22's driver raises a plain Exception for a wrong checksum
-            print("sensor:", sensor.name, error)
+            print("sensor:", sensor.name, type(error).__name__, error)
             return None
 
     def beginning(self):

@@ -27,7 +27,7 @@ def groups_of(application, group):
         try:
             found += make(settings)
         except Exception as error:  # a broken sensor must not stop the others; a driver may raise anything
-            print("sensor:", settings["kind"], error)
+            print("sensor:", settings["kind"], type(error).__name__, error)
     groups = {}
     for sensor in found:
         try:

@@ -166,10 +166,13 @@ def _with(found, **settings):
 @pytest.mark.req("B1", "P4")
 def test_sensor_without_a_finite_number_is_left_out_of_the_message():
     values = [Exception("checksum error"), OSError(5), float("nan"), float("inf"), "21", True, [1], None, 1e300 * 1e300]
+    values.append(KeyError("moist"))
     sensors = [Odd("odd%d" % n, value) for n, value in enumerate(values)]
     sensors += [Odd("a", 3), Odd("b", -2.5), Odd("c", 0)]
     application, broker = _with(sensors)
-    assert application.sample(application.groups[0]) == [{"n": "a", "v": 3}, {"n": "b", "v": -2.5}, {"n": "c", "v": 0}]
+    records, lines = printed(lambda: application.sample(application.groups[0]))
+    assert records == [{"n": "a", "v": 3}, {"n": "b", "v": -2.5}, {"n": "c", "v": 0}]
+    assert [line for line in lines if line.startswith("sensor: odd9 KeyError ")]
     broker.close()
 
 
@@ -190,8 +193,26 @@ def test_sensor_that_can_not_be_made_does_not_stop_the_others(error):
         (application, broker), lines = printed(lambda: _with([Odd("a", 3)], sensors=[{"kind": "broken"}]))
     finally:
         del sys.modules[name], app.sensors.broken
-    assert lines == ["sensor: broken " + str(error)]  # which of several
+    assert lines == ["sensor: broken " + type(error).__name__ + " " + str(error)]  # which of several
     assert application.sample(application.groups[0]) == [{"n": "a", "v": 3}]
+    broker.close()
+
+
+@pytest.mark.req("B1")
+def test_make_of_a_sensor_file_may_be_a_generator():
+    import app.sensors
+
+    def make(settings):
+        yield Odd("a", 3)
+        yield Odd("b", 4)
+
+    name = "app.sensors.yielding"
+    sys.modules[name] = app.sensors.yielding = type("yielding", (), {"make": staticmethod(make)})
+    try:
+        application, broker = _with([], sensors=[{"kind": "yielding", "name": "soil"}])
+    finally:
+        del sys.modules[name], app.sensors.yielding
+    assert [sensor.name for sensor in application.groups[0].sensors] == ["soil_a", "soil_b"]
     broker.close()
 
 

@@ -17,7 +17,7 @@ def make(settings):
     except ImportError as error:
         raise ValueError("no sensor of the kind %r: %s" % (kind, error))
     try:
-        found = module.make(settings)
+        found = list(module.make(settings))
     except KeyError as error:
         raise ValueError("the sensor %r needs a setting: %s" % (kind, error))
     qos = settings.get("qos", 1)
