@@ -627,7 +627,7 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parse(argv)
     act = named(arguments.command, ConfigurationError, status=1)(arguments.act)
     stopped = "stopped"
-    if arguments.act is deploy:
+    if arguments.act is deploy and not arguments.dry_run:
         stopped += "; copied files stay on the board: run the command again to continue"
     return ended(lambda: act(arguments) or 0, stopped=stopped)
 
