@@ -99,11 +99,22 @@ def test_flags_override_the_configuration_file(tmp_path):
     assert options.conf == ["spark.executor.memory=2g", "x=y"]
 
 
+@pytest.mark.parametrize("scheme", ["", "file://"])
 @pytest.mark.parametrize("out", ["landing", "landing/tables", "other/../landing/tables"])
-def test_output_inside_the_landing_is_refused(tmp_path, out):
+def test_output_inside_the_landing_is_refused(tmp_path, out, scheme):
     with pytest.raises(Failure, match=r"is in the landing .*: give a folder outside of it"):
-        run.arguments(["--landing", str(tmp_path / "landing"), "--out", str(tmp_path / out)])
+        run.arguments(["--landing", str(tmp_path / "landing"), "--out", f"{scheme}{tmp_path / out}"])
     assert run.arguments(["--landing", str(tmp_path / "landing"), "--out", str(tmp_path / "landing-tables")])
+
+
+@pytest.mark.parametrize("root", ["/", "//", "file:///", "s3a://"])
+def test_root_of_a_file_system_is_refused(tmp_path, capsys, monkeypatch, root):
+    """Without its last `/` it would be the working directory, or a folder of this name in it."""
+    monkeypatch.chdir(tmp_path)
+    for landing, out in ((root, "tables"), ("landing", root)):
+        assert run.main(["--landing", landing, "--out", out]) == 2
+        assert capsys.readouterr().err == f"pipeline: {root} is the root of a file system: give a folder in it\n"
+    assert not any(tmp_path.iterdir())
 
 
 def test_tables_are_not_made_again_inside_the_landing(tmp_path, capsys):

@@ -7,6 +7,8 @@ from pathlib import Path
 
 from tools.command import Failure, number, parser_of
 
+from .storage import Storage
+
 MOST_S, MOST_DAYS = 10**9, 100_000
 
 
@@ -35,6 +37,6 @@ def check_outside(name: str, out: str, landing: str) -> None:
     Raises:
         Failure: they are.
     """
-    is_local = "://" not in landing + out
-    if is_local and Path(out).resolve().is_relative_to(Path(landing).resolve()):
+    (kind, path), (other, around) = (Storage(one).place for one in (out, landing))
+    if kind == other and Path(path).is_relative_to(around):
         raise Failure(f"{name} {out} is in the landing {landing}: give a folder outside of it")

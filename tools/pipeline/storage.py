@@ -53,6 +53,8 @@ class Storage:
 
     def __init__(self, uri: str):
         self.uri = uri.rstrip("/")
+        if len(self.uri) == uri.find("://") + 1:  # without "/" it would be another, relative path
+            raise StorageError(f"{uri} is the root of a file system: give a folder in it")
         self._open()
 
     def _open(self) -> None:
