@@ -726,6 +726,13 @@ def test_password_is_not_stored_in_the_registration(server, tables):
     assert "user=tester" in sink.registered(tables.output)[0]["to"]
 
 
+def test_csv_that_is_a_folder_is_refused_before_anything_is_copied(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        sink.main(["--out", str(tmp_path), "--to", str(tmp_path / "x.duckdb"), "--csv", str(tmp_path)])
+    assert f"--csv: {tmp_path} is a folder; give a file" in capsys.readouterr().err
+    assert not any(tmp_path.iterdir())
+
+
 def test_csv_export_has_bom_header_and_escaped_formulas(to, tables, tmp_path):
     out, file = tables.output.storage.uri, tmp_path / "readings.csv"
     assert sink.main(["--out", out, "--to", to, "--csv", str(file)]) == 0

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from tools.command import ended, named
+from tools.command import ended, filled, named
 from tools.landing import segments
 
 from . import options, schemas, source
@@ -158,7 +158,10 @@ def main(argv: list[str] | None = None) -> int:
     parser = options.parser("compact", __doc__, spark=True)
     options.days(parser, "--keep-days", "delete readings that arrived more than N days ago")
     parser.add_argument(
-        "--retire", metavar="LANDING", help="also delete the segments of this landing that are in the tables"
+        "--retire",
+        type=filled,
+        metavar="LANDING",
+        help="also delete the segments of this landing that are in the tables",
     )
     options.days(parser, "--keep-raw-days", "with --retire: keep what was sealed in the last N days")
     parser.add_argument("--dry-run", action="store_true", help="only show what would be done")

@@ -264,7 +264,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--schema", default="flashmqtt", help="PostgreSQL's schema for the tables (default: flashmqtt)")
     options.seconds(parser, "--follow", 0.1, "do not end; look for commits at this interval")
     parser.add_argument("--anew", action="store_true", help="delete the database's content, and copy everything again")
-    parser.add_argument("--csv", type=Path, metavar="FILE", help="also write the dated readings for a spreadsheet")
+    parser.add_argument(
+        "--csv", type=command.file, metavar="FILE", help="also write the dated readings for a spreadsheet"
+    )
     given = parser.parse_args(argv)
     output = Output.existing(given.out)
     if not given.to:
