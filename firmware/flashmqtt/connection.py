@@ -152,6 +152,7 @@ class Connection:
         self._next = self.decoder.next  # set again by `start`, as the collector replaces the decoder
         self._acknowledged = session.acknowledged
         self._show = session.show
+        self._report = session.report
         self.state = CLOSED
         self.session_present = False
         self.owner: "Any" = self  # the event DELIVERED is not returned if its `on_delivered` is None
@@ -272,7 +273,7 @@ class Connection:
             session.acknowledge()
         if self.state != OPEN:
             kind = self._next() if self.state == CONNECTING else 0
-            return self._accepted(kind) if kind else session.report()  # CONNACK may never come
+            return self._accepted(kind) if kind else self._report()  # CONNACK may never come
         if session.urgent:
             event = self._urgent(now_ms)
             if event:
@@ -328,7 +329,7 @@ class Connection:
         if session.pending_ack:
             output.put_ack(session.pending_ack, session.handed_id)
             session.pending_ack = 0
-        event = session.report()
+        event = self._report()
         if event:
             return event
         session.urgent = len(session.reports) > 0
