@@ -774,16 +774,24 @@ class Client:
             if entry.takes(session.message):
                 self.link.handling = True
                 result = entry.handler(session.message)
+                self._finished += 1  # now: the next jump is where Ctrl-C may raise
                 self.link.handling = False
                 if result is not None:
+                    self._finished -= 1
                     self._check(result)
-                self._finished += 1
+                    self._finished += 1
         if not self._finished:
             if not self.on_message:
                 self.load_waiting().add(ticks_ms())
                 self._finished = -1
                 return False
-            self.run(self.on_message, session.message)
+            self.link.handling = True
+            result = self.on_message(session.message)
+            self._finished = _TAKEN
+            self.link.handling = False
+            if result is not None:
+                self._finished = 0
+                self._check(result)
         self._finished = _TAKEN
         if session.handed:
             self._acknowledge()  # now: even if the connection fails next, a handler that has finished must not run again
