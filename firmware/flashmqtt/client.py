@@ -50,6 +50,7 @@ async def _nothing() -> None:
 _unstarted = _nothing()
 COROUTINE = type(_unstarted)  # what a call of an `async def` function returns
 _unstarted.close()
+del _unstarted
 
 try:
     from time import sleep_ms as _sleep_ms  # type: ignore[attr-defined]

@@ -152,7 +152,6 @@ class Connection:
         self._next = self.decoder.next  # set again by `start`, as the collector replaces the decoder
         self._acknowledged = session.acknowledged
         self._show = session.show
-        self._report = session.report
         self.state = CLOSED
         self.session_present = False
         self.owner: "Any" = self  # the event DELIVERED is not returned if its `on_delivered` is None
@@ -273,7 +272,7 @@ class Connection:
             session.acknowledge()
         if self.state != OPEN:
             kind = self._next() if self.state == CONNECTING else 0
-            return self._accepted(kind) if kind else self._report()  # CONNACK may never come
+            return self._accepted(kind) if kind else session.report()  # CONNACK may never come
         if session.urgent:
             event = self._urgent(now_ms)
             if event:
@@ -312,9 +311,13 @@ class Connection:
             if session.urgent:
                 return self._urgent(now_ms)
         # Not in the middle of a message, and not without a DISCONNECT: the broker would publish the will.
-        if output.limit - output.end >= _DISCONNECT_BYTES and (
-            (session.inbound and session.inbound.wants_restart(now_ms))
-            or (session.waiting and session.waiting.wants_restart(now_ms))
+        if (
+            (session.inbound or session.waiting)
+            and output.limit - output.end >= _DISCONNECT_BYTES
+            and (
+                (session.inbound and session.inbound.wants_restart(now_ms))
+                or (session.waiting and session.waiting.wants_restart(now_ms))
+            )
         ):
             return self._restart()
         return NOTHING
@@ -329,7 +332,7 @@ class Connection:
         if session.pending_ack:
             output.put_ack(session.pending_ack, session.handed_id)
             session.pending_ack = 0
-        event = self._report()
+        event = session.report()
         if event:
             return event
         session.urgent = len(session.reports) > 0

@@ -186,8 +186,6 @@ class Link:
         The caller passes every error to `ended`. (A `try` here would allocate a frame for each message: 25 us on a board.)
         """
         session = self._session
-        if session.busy:
-            session.interrupted()
         session.busy = True
         self.stepped_ms = now_ms
         if self._state != _UP:
@@ -211,14 +209,13 @@ class Link:
                         continue  # the window is larger than the output buffer: send the rest, too
                     n = self._reads
                     if n >= _READS or self.shaking:  # the write of CONNECT advances the handshake
-                        self.wait_ms = ticks_diff(self._check_ms, now_ms)
-                        if self.wait_ms <= 0 or (self._unproved and session.proved):
-                            self.wait_ms = self._check(now_ms)
+                        wait = ticks_diff(self._check_ms, now_ms)
+                        if wait <= 0 or (self._unproved and session.proved):
+                            wait = self._check(now_ms)
                         if session.reported:
                             session.reported = 0
                             n = _READS  # more reports may wait
-                        if n == _READS:
-                            self.wait_ms = 0
+                        self.wait_ms = 0 if n == _READS else wait
                         self.drained = n == _READ_OUT
                         self._reads = 0
                         break

@@ -596,6 +596,43 @@ def test_every_documented_module_can_be_imported_from_the_packed_library(tmp_pat
         assert ran.returncode == 0, f"{module}: {ran.stdout}{ran.stderr}"
 
 
+@pytest.mark.req("B2")
+def test_hot_names_are_shared_with_no_other_name():
+    class_of = "class {}:\n    def __init__(self): self.{} = 1\n".format
+    sources = {"p.a": class_of("One", "often") + class_of("Two", "seldom") + class_of("Three", "rarely")}
+    names = shrunk(sources, (), ()).names
+    assert names["often"] == names["seldom"] == names["rarely"]
+    names = shrunk(sources, (), (), hot={"p.a": ["often"]}).names
+    assert names["often"] != names["seldom"] == names["rarely"]
+
+
+@pytest.mark.req("B2")
+def test_board_numbers_the_hot_names_one_after_the_other(tmp_path):
+    files = {f"{path[:-3]}.mpy": source for path, source in build.library().items()}
+    texts = {build.module_name(path): source.read_text() for path, source in files.items()}
+    hot = build.HOT_NAMES.split()
+    assert {*hot} <= words(texts), "a hot name that no module has"
+    names = build.shrunk(texts).names
+    own = [names[name] for name in hot if name in names]
+    assert len({*own}) == len(own) > 40
+    build.write_files(tmp_path, build.packed(files, "x64"))
+    ran = subprocess.run(  # what `id` returns for a name has the name's number above its last three bits
+        [
+            Path(sys.executable).parent / "micropython",
+            "-c",
+            f"import flashmqtt.client\nprint([id(n) >> 3 for n in {own}])",
+        ],
+        env={"MICROPYPATH": f".frozen:{tmp_path}"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    numbers = ast.literal_eval(ran.stdout)
+    assert numbers == sorted(numbers)
+    assert numbers[-1] - numbers[0] < len(hot), ran.stdout  # those between them are hot, too: names for users stay
+
+
 @pytest.mark.req("B1", "B2")
 @pytest.mark.parametrize(("board", "march"), [("pico_w", "armv6m"), ("esp32", "xtensawin"), ("esp32", "")])
 def test_shrunk_image_compiles_and_is_smaller(board, march):

@@ -66,6 +66,14 @@ KNOWN = {
     "flashmqtt.link": {"_HOSTED": 0},
     "flashmqtt.journal.journal": {"_COMPILED": 1},
 }
+# What each message uses on its way from `publish` to its acknowledgement, most of it in `flashmqtt.client`.
+HOT_NAMES = """
+busy limit _len flight at low cursor next_seq scratch _reads _output _offered drained wait_ms raw_copy output quota _put_copy
+states sent_ms handling stepped_ms shaking sock level packet_id packet_type _finish _topic _isinstance _bytes _put _topic_bytes
+_keep _direct request_id dup_to events _write_to _promised _step _session _state _read_from more _whole _size
+connection received_ms _tls _process handed urgent decoder unsynced _next _streamed _acknowledged undelivered proved handle
+owner on_delivered wants_request partial inbound _check_ms _unproved reported errors
+"""
 # Modules whose public constants a program on the board may import.
 OPEN = tuple(re.findall(r"^## `([\w.]+)`$", (ROOT / "firmware" / "API.md").read_text(), re.MULTILINE))
 OURS = ("flashmqtt", "app", "board")  # what is shrunk; other files only use these
@@ -203,7 +211,16 @@ def _shrunk(pairs: tuple[tuple[str, str], ...]) -> Shrunk:
     hosts = {module_name(path) for path in HOST_ONLY}
     outer = [name for name in modules if name.partition(".")[0] not in OURS or name in hosts]
     unchanged = of_users(modules)
-    found = shrink(modules, OPEN, public_names() | FOREIGN, GROUPS, outer, KNOWN, unchanged)
+    found = shrink(
+        modules,
+        OPEN,
+        public_names() | FOREIGN,
+        GROUPS,
+        outer,
+        KNOWN,
+        unchanged,
+        {"flashmqtt.client": HOT_NAMES.split()},
+    )
     # MicroPython needs no `__init__` in a package.
     packages = {name.rpartition(".")[0] for name in found.texts}
     texts = {name: text for name, text in found.texts.items() if name not in packages or not is_idle(text)}

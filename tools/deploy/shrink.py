@@ -15,7 +15,8 @@ There are five steps over all modules:
 4. Shorten internal names: a board's heap has each distinct name once, with 17 bytes on average. A name is replaced in all
    modules at once, wherever the word is, so scopes need no analysis. It stays if the word may mean something else: if it is
    also a string (`getattr`), a keyword of a call, imported from a foreign module, or in `public`. Only parameters are renamed
-   function by function first. Then the most frequent names get the short numbers.
+   function by function first. Then the most frequent names get the short numbers, and the `hot` ones are numbered one after
+   the other.
 5. Make classes without a body with `type`: such a class needs no code of its own, which takes 10 bytes, and no dictionary.
 
 A name in several meanings is not resolved: a constant that is bound twice stays, and modules that define the same global can't
@@ -469,8 +470,10 @@ class _Joiner:
 # --- names ---
 
 
-def _short_names(modules: Mapping[str, _Module], public: Collection[str], outer: Collection[str]) -> dict[str, str]:
-    """Return name -> short name. Two names may have the same one if no module, and no object, can have both.
+def _short_names(
+    modules: Mapping[str, _Module], public: Collection[str], outer: Collection[str], hot: Sequence[str]
+) -> dict[str, str]:
+    """Return name -> short name. Two names may have the same one if no module, and no object, can have both, and neither is hot.
 
     A global is in the modules that have its word, and an attribute in the families of classes that bind it: classes that derive
     from each other. An attribute that code sets from outside, or that a class with `getattr` in its `__getattr__` has, may be on
@@ -509,15 +512,16 @@ def _short_names(modules: Mapping[str, _Module], public: Collection[str], outer:
     for word, places in homes.items():
         for place in places:
             used[place].add(word)
-    for_attributes = [
-        *_FOR_ATTRIBUTES.split(),
-        *map("".join, itertools.product(string.ascii_uppercase, string.ascii_letters + string.digits)),
-    ]
+    numbered_late = [*map("".join, itertools.product(string.ascii_uppercase, string.ascii_letters + string.digits))]
+    for_attributes = [*_FOR_ATTRIBUTES.split(), *numbered_late]
     for_globals = [*_FOR_GLOBALS.split(), *string.ascii_letters, *for_attributes]
     names = [name for name in defined - stays if len(name) > 2 and not (name.startswith("__") and name.endswith("__"))]
     short: dict[str, str] = {}
-    for name in sorted(names, key=lambda name: (-len(homes[name]), name)):
+    order = [name for name in hot if name in names] + sorted(names, key=lambda name: (-len(homes[name]), name))
+    for name in dict.fromkeys(order):
         choice = for_attributes if homes[name] & open_families else for_globals
+        if name in hot:
+            choice = [one for one in numbered_late if one not in short.values()]
         short[name] = next(one for one in choice if not any(one in used[home] for home in homes[name]))
         for home in homes[name]:
             used[home].add(short[name])
@@ -588,8 +592,12 @@ def is_idle(text: str) -> bool:
     return _are_idle(ast.parse(text).body)
 
 
-def _ordered(module: _Module) -> str:
+def _ordered(module: _Module, hot: Mapping[str, Sequence[str]]) -> str:
     """Return a module's text with its most frequent names first: in a `.mpy`, each use of these takes one byte, of others two.
+
+    A module with hot names has these first, used or not: a board numbers them one after the other when it loads the module.
+    MicroPython remembers where it found a name last, in one of 64 places, which the name's number decides: names with the same
+    place make each other slow.
 
     mpy-cross numbers names in the order of their first use. It also numbers attributes behind a `break`, for which it emits no
     code. So the docstring is replaced by `while 1: break; self.name.name ...`, which costs four bytes.
@@ -608,7 +616,10 @@ def _ordered(module: _Module) -> str:
             uses[node.arg] += 1
     names = [name for name, n in uses.most_common() if n and name.isidentifier() and not keyword.iskeyword(name)]
     first = module.tree.body[0] if module.tree.body else None
-    if len(names) <= _FIRST or not (isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant)):
+    names = [*dict.fromkeys([*hot.get(module.name, ()), *names])]
+    if (len(names) <= _FIRST and module.name not in hot) or not (
+        isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant)
+    ):
         return module.text
     return module.edited([(first, f"while 1: break; {'.'.join(['self', *names[:_FIRST]])}")])
 
@@ -674,6 +685,7 @@ def shrink(
     outer: Collection[str] = (),
     known: Mapping[str, Mapping[str, int]] | None = None,
     unchanged: Collection[str] = (),
+    hot: Mapping[str, Sequence[str]] | None = None,
 ) -> Shrunk:
     """Return a program's modules, shrunk.
 
@@ -687,6 +699,7 @@ def shrink(
         known: module -> globals with a known value on boards.
         unchanged: modules whose text stays. Every name in them stays in the others, too; and a module that is joined with another
             one, and that they may import, leaves a small module as if it were in `kept`.
+        hot: module with a docstring -> the names that a running program uses most often.
 
     Raises:
         Unjoined: modules of a group can't be joined.
@@ -716,8 +729,15 @@ def shrink(
     for name in now.keys() - outer:
         texts[name] = _with_short_parameters(now[name], keywords, public, asked)
     now = _parsed(texts, now)
-    names = _short_names(now, public, outer)
-    for step in (lambda module: _replaced(module.text, names), _with_short_classes, _ordered):
+    hot = hot or {}
+    names = _short_names(now, public, outer, [word for words in hot.values() for word in words])
+    first = {name: [names.get(word, word) for word in words] for name, words in hot.items()}
+    steps = (
+        lambda module: _replaced(module.text, names),
+        _with_short_classes,
+        lambda module: _ordered(module, first),
+    )
+    for step in steps:
         now = _parsed(texts, now)
         texts = {name: module.text if name in unchanged else step(module) for name, module in now.items()}
     return Shrunk(texts, members, names)

@@ -132,11 +132,13 @@ class Decoder:
         """Receive from a socket; return 0: end of stream, 1: the socket is empty, 2: the buffer is full, None: no bytes yet."""
         if self.at != self.end or self.more:
             n = sock.readinto(self.room())
+            if n:
+                self.end = n = self.end + n
         else:
-            self.at = self.end = 0
+            self.at = 0
             n = sock.readinto(self._whole)
+            self.end = n or 0
         if n:
-            self.end = n = self.end + n
             n = 2 if n == self._size else 1
         return n
 

@@ -82,17 +82,18 @@ class RamStore:
             raise StoreFull("%d messages wait: deliver some, or raise limit" % self.limit)
         if length > _len(buf):
             raise UsageError("%d bytes of %d" % (length, len(buf)))
-        body = None
-        if self._spare_count:
-            self._spare_count -= 1
-            body = self._spares[self._spare_count]
-        if body is None or _len(body) < length:
+        body: "Any" = self._spare_count  # first the number of spares, then the body
+        if body:
+            self._spare_count = body = body - 1
+            body = self._spares[body]
+        if not body or _len(body) < length:
             body = bytearray(length)
         raw_copy(body, buf, length, 0, 0)
-        self._bodies[seq % self.limit] = body
-        self._lengths[seq % self.limit] = length
-        self.next_seq = seq + 1
-        return seq
+        seq %= self.limit
+        self._bodies[seq] = body
+        self._lengths[seq] = length
+        self.next_seq = seq = self.next_seq + 1
+        return seq - 1
 
     def begin(self, length: int) -> bool:
         """Begin a message that comes in pieces; check here that there is room for all of it.
@@ -138,11 +139,12 @@ class RamStore:
             low += 1
             self.low = low
         # Last, because Ctrl-C may end this half-way, and an unfinished message needs its body.
-        at = seq % self.limit
-        body = self._bodies[at]
-        self._bodies[at] = None
+        seq %= self.limit
+        bodies = self._bodies
+        body = bodies[seq]
+        bodies[seq] = None
         n = self._spare_count
-        if n < _SPARES and body is not None and _len(body) <= _SPARE_BYTES:
+        if n < _SPARES and body and _len(body) <= _SPARE_BYTES:
             self._spares[n] = body
             self._spare_count = n + 1
 
