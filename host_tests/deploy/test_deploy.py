@@ -415,7 +415,7 @@ def test_deployment_shows_what_a_sensor_printed_before_the_application_started(t
     with Device(tmp_path / "board", wifi=WIFI) as device:
         config = write_configuration(tmp_path / "config", 1)
         words = ("--port", device.path, "--config", str(config), "--timeout", "12")
-        status, printed, complaints = run("deploy", "--board-file", str(tmp_path / "my_board.py"), *words)
+        status, printed, complaints = run("deploy", "--board-file", str(tmp_path / "my_board.py"), "--plain", *words)
         assert status == 1 and "nothing was delivered" in complaints
         assert "soil: waiting for the chip on pin 4" in printed, printed
 
