@@ -13,6 +13,7 @@ from tools.command import Failure
 from tools.proof import chain
 from tools.proof.board import Progress
 from tools.proof.chain import SHARE_INSIDE, cut_link
+from tools.proof.packets import PONG
 from tools.proof.proxy import Proxy
 
 
@@ -47,7 +48,7 @@ async def _greeted(port: int) -> bytes:
 def test_proxy_admits_connections_only_after_all_refusals_are_lifted():
     async def run():
         async def greet(reader, writer):
-            writer.write(b"hello")
+            writer.write(PONG)
             await writer.drain()
 
         server = await asyncio.start_server(greet, "127.0.0.1", 0)
@@ -66,7 +67,7 @@ def test_proxy_admits_connections_only_after_all_refusals_are_lifted():
         server.close()
         return heard
 
-    assert asyncio.run(run()) == [b"hello", b"", b"", b"", b"hello"]
+    assert asyncio.run(run()) == [PONG, b"", b"", b"", PONG]
 
 
 def test_cut_inside_a_packet_skips_a_silent_connection():

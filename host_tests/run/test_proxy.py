@@ -5,8 +5,8 @@ import random
 
 import pytest
 
-from tools.proof.packets import split
-from tools.proof.proxy import Cut, Proxy, place_inside_a_packet
+from tools.proof.packets import publish, split
+from tools.proof.proxy import INSIDE, Cut, Proxy
 
 PINGREQ = b"\xc0\x00"
 PUBLISH = b"\x32\x07\x00\x03a/b\x00\x0a"
@@ -27,8 +27,8 @@ def test_split_returns_whole_packets_and_the_incomplete_rest(packets, rest):
 
 def test_cut_inside_a_packet_is_never_at_a_packet_boundary():
     rng = random.Random(1)
-    places = {place_inside_a_packet(PINGREQ + PUBLISH, rng) for _ in range(500)}
-    assert places == set(range(1, 11)) - {2}
+    places = {Cut("up", 1, INSIDE, "rst").passes(len(PUBLISH), rng) for _ in range(500)}
+    assert places == set(range(1, len(PUBLISH)))
 
 
 async def _echo(reader, writer):
@@ -201,8 +201,9 @@ def test_delay_adds_twice_its_value_to_a_round_trip():
             writer.write(PUBLISH)
             await reader.readexactly(len(PUBLISH))
             times.append(loop.time() - started)
-        writer.write(bytes(range(256)) * 40)
-        assert await reader.readexactly(10240) == bytes(range(256)) * 40
+        many = b"".join(publish("a", bytes([n]) * n) for n in range(256))
+        writer.write(many)
+        assert await reader.readexactly(len(many)) == many
         writer.close()
         await proxy.stop()
         server.close()

@@ -5,8 +5,8 @@ With `capture` it writes the traffic to a file that the wire audit reads (`make 
 `{"t": microseconds, "c": "connection", "d": "up" or "down", "b": "hex"}`. The file also has bytes that passed, and that a reset
 then discarded from the receiver's buffers.
 
-It finds packet boundaries with the tests' codec, which shares no mistake with the product's. It counts its cuts and bytes. It
-knows nothing of sessions.
+It passes whole packets, and finds their boundaries with the tests' codec, which shares no mistake with the product's. It counts
+its cuts and bytes. It knows nothing of sessions.
 
 Planned cuts have an address, so that every place of a flow can be enumerated, and each cut replayed alone:
 
@@ -28,11 +28,10 @@ import struct
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
-from itertools import accumulate
 from pathlib import Path
 from typing import TextIO
 
-from tools.proof.packets import Packet, Reader, Wrong, packet_end, split
+from tools.proof.packets import Packet, Reader, Wrong, packet_end
 
 READ_BYTES = 65536
 # The receiver must read the part that passed before a reset discards it.
@@ -40,14 +39,8 @@ SETTLE_S = 0.01
 
 UP, DOWN = "up", "down"
 PLACES = ("before", "first", "middle", "last", "after")
+INSIDE = "inside"
 MANNERS = ("fin", "rst", "hole", "action")
-
-
-def place_inside_a_packet(chunk: bytes, rng: random.Random) -> int:
-    """Return how many bytes of the chunk to pass on so that the last packet passed on is cut in its middle."""
-    borders = set(accumulate(map(len, split(chunk)[0]), initial=0))
-    inside = [place for place in range(1, len(chunk)) if place not in borders]
-    return rng.choice(inside) if inside else 0
 
 
 @dataclass(frozen=True)
@@ -57,7 +50,8 @@ class Cut:
     Attributes:
         direction: "up", from the client to the broker, or "down".
         packet: which packet in that direction; 1 is the first packet after the cut before.
-        place: how much of it passes: nothing ("before"), its first byte, half, all but its last byte, all of it ("after").
+        place: how much of it passes: nothing ("before"), its first byte, half, all but its last byte, all of it ("after"); or
+            "inside": a random part.
         manner: "fin" both ends are closed; "rst" both are reset; "hole" nothing passes any more, nothing is closed;
             "action" the proxy's `action` is awaited, then both are reset.
     """
@@ -67,8 +61,10 @@ class Cut:
     place: str
     manner: str
 
-    def passes(self, length: int) -> int:
+    def passes(self, length: int, rng: random.Random | None = None) -> int:
         """Return how many bytes of a packet of this length pass."""
+        if self.place == INSIDE and rng:
+            return rng.randrange(1, length)
         return {"before": 0, "first": 1, "middle": length // 2, "last": length - 1, "after": length}[self.place]
 
     def __str__(self) -> str:
@@ -193,7 +189,7 @@ class Proxy:
         self.made: list[Cut] = []
         self._acting: asyncio.Future | None = None
         self._plan = collections.deque(plan or [])
-        self._watch = watch or bool(plan)
+        self._watch = watch or bool(plan)  # else a long run would keep all its packets
         self._seen = {UP: 0, DOWN: 0}
         self._action = action
         self._rng = rng or random.Random()
@@ -313,58 +309,50 @@ class Proxy:
         self, link: _Link, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, direction: str
     ) -> None:
         late = _Late(writer, self.delay_s) if self.delay_s else None
-        pending = bytearray()  # the incomplete packet, if packets are watched
+        pending = bytearray()  # the incomplete packet
         try:
             while chunk := await reader.read(READ_BYTES):
-                if link.swallow:
-                    continue
-                if direction == UP:
-                    self.counts.bytes_up += len(chunk)
-                    if link.cut_inside and await self._cut_inside(link, chunk, writer):
+                self.counts.bytes_up += len(chunk) if direction == UP else 0
+                pending += chunk
+                while not link.swallow and (end := packet_end(pending)):
+                    packet = bytes(pending[:end])
+                    del pending[:end]
+                    if await self._pass(link, packet, direction, late.write if late else writer.write):
                         return
-                if self._watch:
-                    pending += chunk
-                    while end := packet_end(pending):
-                        packet = bytes(pending[:end])
-                        del pending[:end]
-                        if await self._pass(link, packet, writer, direction):
-                            return
-                        if link.swallow:
-                            break
-                elif late:
-                    self._note(link, direction, chunk)
-                    late.write(chunk)
-                else:
-                    self._note(link, direction, chunk)
-                    writer.write(chunk)
                     await writer.drain()
+                if link.swallow:
+                    pending.clear()
         except OSError:
             pass
         finally:
             if late:
                 await late.close()
 
-    async def _pass(self, link: _Link, packet: bytes, writer: asyncio.StreamWriter, direction: str) -> bool:
-        """Pass a packet on, all of it or the part that the plan says; return whether that ended the connection."""
+    def _due(self, link: _Link, direction: str) -> Cut | None:
+        """Return the cut of the packet that was received now."""
+        if link.cut_inside and direction == UP:
+            return Cut(UP, self._seen[UP], INSIDE, "rst")
+        if self._plan and (self._plan[0].direction, self._plan[0].packet) == (direction, self._seen[direction]):
+            return self._plan.popleft()
+        return None
+
+    async def _pass(self, link: _Link, packet: bytes, direction: str, write: Callable[[bytes], None]) -> bool:
+        """Pass a packet on, all of it or the part that a cut leaves; return whether that ended the connection."""
         self._seen[direction] += 1
-        cut = self._plan[0] if self._plan else None
-        if cut is not None and (cut.direction != direction or cut.packet != self._seen[direction]):
-            cut = None
-        passes = cut.passes(len(packet)) if cut else len(packet)
-        self.trace.append(Seen(direction, packet, passes, link.number, len(self.made), time.monotonic() - self._made_s))
+        cut = self._due(link, direction)
+        passes = cut.passes(len(packet), self._rng) if cut else len(packet)
+        if self._watch:
+            at_s = time.monotonic() - self._made_s
+            self.trace.append(Seen(direction, packet, passes, link.number, len(self.made), at_s))
         self._note(link, direction, packet[:passes])
+        write(packet[:passes])
         if cut is None:
-            writer.write(packet)
-            await writer.drain()
             return False
-        self._plan.popleft()
         self.made.append(cut)
         self._seen = {UP: 0, DOWN: 0}
         self.counts.cuts += 1
         self.counts.cuts_inside_a_packet += 0 < passes < len(packet)
         link.swallow = True
-        writer.write(packet[:passes])
-        await writer.drain()
         if cut.manner == "hole":
             return False
         await asyncio.sleep(SETTLE_S)
@@ -377,19 +365,6 @@ class Proxy:
             link.end()
         else:
             link.abort()
-        return True
-
-    async def _cut_inside(self, link: _Link, chunk: bytes, writer: asyncio.StreamWriter) -> bool:
-        place = place_inside_a_packet(chunk, self._rng)
-        if not place:
-            return False
-        self._note(link, UP, chunk[:place])
-        writer.write(chunk[:place])
-        await writer.drain()
-        await asyncio.sleep(SETTLE_S)
-        self.counts.cuts += 1
-        self.counts.cuts_inside_a_packet += 1
-        link.abort()
         return True
 
 
