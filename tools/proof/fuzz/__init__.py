@@ -1,1 +1,1 @@
-"""Fuzzes the decoder with mutations of the golden packets, random streams and coverage-guided ones; on both interpreters."""
+"""Fuzzes the decoder with mutations of the golden packets and random streams, on both interpreters."""

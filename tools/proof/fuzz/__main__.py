@@ -1,10 +1,9 @@
-"""Fuzz the codec: `python -m tools.proof.fuzz [--cases N] [--seconds N]`; prints the counts; status 1 after the first failure,
+"""Fuzz the codec: `python -m tools.proof.fuzz [--cases N]`; prints the counts; status 1 after the first failure,
 130 stopped by Ctrl-C.
 
     mutations     every other value of every byte of every golden packet
     random        a million streams from seeds on CPython, and a tenth as many on MicroPython, where the scan is native
     hypothesis    the properties of host_tests/codec, with many more examples
-    guided        atheris, coverage-guided, for some seconds
 
 A failing random case is replayed by its number: `python -m tools.proof.fuzz --replay 4711`.
 """
@@ -15,7 +14,6 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 from tools import children
 from tools.bootstrap import ROOT
@@ -91,28 +89,10 @@ def properties(examples: int) -> bool:
     return True
 
 
-def guided(seconds: int) -> bool:
-    """Fuzz guided by coverage, if atheris is installed; return whether nothing was found."""
-    start = time.monotonic()
-    command = [sys.executable, str(Path(__file__).with_name("guided.py")), f"-max_total_time={seconds}"]
-    done = subprocess.run(command, check=False, cwd=ROOT, capture_output=True, text=True)
-    if "No module named 'atheris'" in done.stderr:
-        print("guided       atheris is not installed: skipped")
-        return True
-    if done.returncode:
-        print(done.stdout, done.stderr[-5000:])
-        return False
-    edges = [line.split()[3] for line in done.stderr.splitlines() if " cov: " in line][-1]
-    runs = [line for line in done.stderr.splitlines() if line.startswith("Done ")][-1]
-    timed("guided", start, f"{runs.split()[1]} streams, {edges} edges of the codec covered: no finding")
-    return True
-
-
 def parse(argv: list[str] | None) -> argparse.Namespace:
     """Return the arguments of the command line."""
     parser = parser_of("tools.proof.fuzz", __doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", type=number(int, 100), default=1_000_000, help="random streams")
-    parser.add_argument("--seconds", type=number(int, 1), default=60, help="duration of coverage-guided fuzzing")
     parser.add_argument("--replay", type=number(int, 0), help="run only this random case, on CPython")
     return parser.parse_args(argv)
 
@@ -133,7 +113,7 @@ def main(argv: list[str] | None = None) -> int:
     except cases.WrongEvent as finding:
         print(f"FOUND        {finding}")
         return 1
-    return 0 if properties(max(200, count // 250)) and guided(arguments.seconds) else 1
+    return 0 if properties(max(200, count // 250)) else 1
 
 
 if __name__ == "__main__":
