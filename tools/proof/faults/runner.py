@@ -10,8 +10,9 @@ import asyncio
 import contextlib
 import itertools
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -149,20 +150,27 @@ class Worker:
         self._own: dict[str, Broker] = {}
 
     async def stop(self) -> None:
-        """End the programs that it started."""
+        """End the programs that it started, and the shared brokers."""
         for program in self._programs.values():
             await program.off()
         for peer in self._peers.values():
             await peer.stop()
-        for broker in self._own.values():
+        for broker in (*self._own.values(), *self._shared.values()):
             broker.kill()
 
+    def program(self, interpreter: str) -> Program:
+        """Return its board's program on this interpreter."""
+        if interpreter not in self._programs:
+            self._programs[interpreter] = Program(interpreter, self.directory, self._heap)
+        return self._programs[interpreter]
+
     def _broker(self, kind: str) -> Broker:
-        if kind not in _OWN_BROKER:
-            return self._shared[kind]
-        if kind not in self._own:
+        if kind in _OWN_BROKER and kind not in self._own:
             self._own[kind] = Broker(self.directory / kind, kind="mosquitto").start()
-        return self._own[kind]
+        elif kind not in _OWN_BROKER and kind not in self._shared:
+            extra = "persistence false\nautosave_on_changes false"
+            self._shared[kind] = Broker(self.directory.parent / kind, kind=kind, extra=extra).start()
+        return self._own[kind] if kind in _OWN_BROKER else self._shared[kind]
 
     async def _peer(self, kind: str) -> Peer:
         if kind not in self._peers:
@@ -199,11 +207,9 @@ class Worker:
         name = f"c{next(_serial)}"
         proxy = Proxy(broker.port, plan=list(case.cuts), action=lambda: self._restart(broker, case, proxy), watch=True)
         await asyncio.gather(proxy.start(), peer.resumed())
-        interpreter = case.interpreter.removesuffix("aio")
-        if interpreter not in self._programs:
-            self._programs[interpreter] = Program(interpreter, self.directory, self._heap)
         try:
-            following = self._follow(case, name, proxy, peer, self._programs[interpreter], outcome)
+            program = self.program(case.interpreter.removesuffix("aio"))
+            following = self._follow(case, name, proxy, peer, program, outcome)
             outcome.failure = await failure_of(following, CASE_S)
         finally:
             await proxy.stop()
@@ -258,20 +264,20 @@ class Worker:
 
 
 async def run_cases(
-    cases: Iterable[Case], workers: int, report: Callable[[Verdict], Iterable[Case] | None], heap: str = HEAP
+    cases: Iterable[Any],
+    workers: int,
+    report: Callable[[Any], Iterable[Any] | None],
+    heap: str = HEAP,
+    run: Callable[[Worker, Any], Awaitable[Any]] = Worker.run,
 ) -> None:
-    """Run fault cases side by side; `report` returns further cases."""
+    """Run cases side by side; `report` returns further cases."""
     cases = list(cases)
     if any(case.interpreter.startswith("mpy") for case in cases):
         board_image()  # once, and outside the time limit of a case
     with tempfile.TemporaryDirectory(prefix="flashmqtt-faults-") as scratch:
         async with contextlib.AsyncExitStack() as stack:
-            directory = Path(scratch)
             shared: dict[str, Broker] = {}
-            for kind in {case.broker for case in cases} - set(_OWN_BROKER):
-                shared[kind] = Broker(directory / kind, kind=kind, extra="persistence false\nautosave_on_changes false")
-                stack.callback(shared[kind].start().kill)
-            some = [Worker(directory / f"w{number}", shared, heap) for number in range(workers)]
+            some = [Worker(Path(scratch) / f"w{number}", shared, heap) for number in range(workers)]
             for worker in some:
                 stack.push_async_callback(worker.stop)
-            await side_by_side.run_cases(cases, [worker.run for worker in some], report)
+            await side_by_side.run_cases(cases, [partial(run, worker) for worker in some], report)

@@ -5,22 +5,19 @@ A case's id is `level/interpreter/moment/wrong thing`, and replays it alone.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import itertools
-import tempfile
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from tools.proof import side_by_side
+from tools.proof.faults import runner
 from tools.proof.faults.cases import Case as Flow
 from tools.proof.faults.cases import Reported
 from tools.proof.faults.hostile.broker import NO_DISCONNECT, HostileBroker, Seen
 from tools.proof.faults.hostile.wrongs import WRONGS, Wrong
-from tools.proof.faults.runner import HEAP, play, settings
-from tools.proof.program import Program, failure_of
+from tools.proof.faults.runner import Worker, play, settings
+from tools.proof.program import failure_of
 
 LEVELS = "345"
 INTERPRETERS = ("mpy", "cpy")
@@ -153,10 +150,10 @@ def _disconnect(code: int) -> str:
     return "no DISCONNECT" if code == NO_DISCONNECT else f"DISCONNECT with {code:#04x}"
 
 
-async def run_case(programs: dict[str, Program], case: Case) -> Verdict:
-    """Run one case with the program of its interpreter; return the verdict."""
+async def run_case(worker: Worker, case: Case) -> Verdict:
+    """Run one case; return the verdict."""
     topic = f"faults/h{next(_serial)}"
-    program = programs[case.interpreter]
+    program = worker.program(case.interpreter)
     broker = await HostileBroker(case.wrong, case.moment, case.level, topic).start()
     verdict = Verdict(case, broker.seen)
     program.note = verdict.note
@@ -176,15 +173,4 @@ async def run_case(programs: dict[str, Program], case: Case) -> Verdict:
     return verdict
 
 
-async def run_cases(cases: Iterable[Case], workers: int, report: Callable[[Verdict], None]) -> None:
-    """Run cases side by side; report each verdict."""
-    with tempfile.TemporaryDirectory(prefix="flashmqtt-hostile-") as scratch:
-        async with contextlib.AsyncExitStack() as stack:
-            runs = []
-            for number in range(workers):
-                (directory := Path(scratch) / str(number)).mkdir()
-                programs = {name: Program(name, directory, HEAP) for name in INTERPRETERS}
-                for program in programs.values():
-                    stack.push_async_callback(program.off)
-                runs.append(functools.partial(run_case, programs))
-            await side_by_side.run_cases(cases, runs, report)
+run_cases = functools.partial(runner.run_cases, run=run_case)
