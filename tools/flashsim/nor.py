@@ -56,7 +56,6 @@ PROGRAM_MS, ERASE_MS = (0.4, 3), (45, 400)
 MODELS = ("nothing", "prefix", "bits", "unreported", "weak")
 _ESP_ERR_INVALID_ARG = 0x102
 _ESP_ERR_INVALID_SIZE = 0x104
-_EIO = 5
 _BLANK_PAGE = b"\xff" * PAGE_BYTES
 _BLANK_SECTOR = b"\xff" * SECTOR_BYTES
 

@@ -38,6 +38,8 @@ def _event(decoder, kind, sent):
         if not topic or 0 in topic or 43 in topic or 35 in topic:
             raise WrongEvent("topic")
         topic.decode()
+        if decoder.level < 5 and bytes(topic) != bytes(decoder.buffer[decoder.topic_start : decoder.topic_end]):
+            raise WrongEvent("topic of another message")
         if bool(decoder.packet_id) != bool(decoder.qos) or decoder.qos > 2 or (decoder.dup and not decoder.qos):
             raise WrongEvent("packet id or DUP")
         if payload not in sent or decoder.payload_offset + len(payload) > decoder.payload_total:
