@@ -318,8 +318,8 @@ def deploy(arguments: argparse.Namespace) -> None:
             if f"{name}.before" in found["files"]:
                 raise Failure(
                     f"The board has a {name} that is not flashmqtt's, and {name}.before from an earlier time. Copy what you want "
-                    f"to keep to this machine (.venv/bin/mpremote cp :{name} .), remove one of the two (.venv/bin/mpremote rm), "
-                    "and run the command again."
+                    f"to keep to this machine (.venv/bin/mpremote cp :{name}.before .), remove one of the two "
+                    f"(.venv/bin/mpremote rm :{name}.before), and run the command again."
                 )
         with contextlib.nullcontext() if foreign else restarted_on_error(link, found):
             if not foreign:
