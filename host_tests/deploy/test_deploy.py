@@ -708,9 +708,17 @@ def test_unusable_port_is_named_with_what_to_do(tmp_path, monkeypatch):
         def __init__(self, device, vid, pid):
             self.device, self.vid, self.pid = device, vid, pid
 
-    monkeypatch.setattr(ports.list_ports, "comports", lambda: [Port("/dev/ttyACM0", 0x2E8A, 3)])
-    with pytest.raises(Failure, match="BOOTSEL"):
-        ports.find()
+    monkeypatch.setattr(ports, "USB", tmp_path)
+    for product in ("0003", "000f"):  # a Pico or a Pico 2 without MicroPython: a drive, and no serial port
+        pico = tmp_path / f"1-{product}"
+        pico.mkdir()
+        (pico / "idVendor").write_text("2e8a\n")
+        with pytest.raises(Failure, match="Does the cable carry data"):
+            ports.find()
+        (pico / "idProduct").write_text(f"{product}\n")
+        with pytest.raises(Failure, match="BOOTSEL"):
+            ports.find()
+        (pico / "idVendor").unlink()
     both = [Port("/dev/ttyACM0", 0x2E8A, 5), Port("/dev/ttyUSB0", 0x10C4, 0xEA60)]
     monkeypatch.setattr(ports.list_ports, "comports", lambda: both)
     with pytest.raises(Failure, match="Several boards"):

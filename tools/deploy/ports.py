@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import grp
 import os
@@ -12,14 +13,16 @@ from serial.tools import list_ports
 from tools.command import Failure
 
 RASPBERRY_PI = 0x2E8A
-BOOTSEL = (RASPBERRY_PI, 0x0003)
+USB = Path("/sys/bus/usb/devices")
+BOOTSEL = ("2e8a:0003", "2e8a:000f")  # RP2040, RP2350
 # USB ids of MicroPython itself, and of the USB bridges on ESP32 boards.
 KNOWN = {
-    (RASPBERRY_PI, 0x0005): "MicroPython on an RP2040",
+    (RASPBERRY_PI, 0x0005): "MicroPython on an RP2040 or RP2350",
     (0x303A, 0x4001): "MicroPython on an ESP32",
     (0x303A, 0x1001): "Espressif's USB bridge",
     (0x10C4, 0xEA60): "CP210x bridge",
     (0x1A86, 0x7523): "CH340 bridge",
+    (0x1A86, 0x55D3): "CH343 bridge",
     (0x1A86, 0x55D4): "CH9102 bridge",
     (0x0403, 0x6001): "FTDI bridge",
     (0x0403, 0x6010): "FTDI bridge",
@@ -37,20 +40,29 @@ def find(wanted: str = "auto") -> str:
         if not Path(wanted).exists():
             raise Failure(f"There is no port {wanted}. {_ports()}")
         return wanted
-    ports = list_ports.comports()
-    found = {port.device: KNOWN[(port.vid, port.pid)] for port in ports if (port.vid, port.pid) in KNOWN}
+    ports = {port.device: (port.vid, port.pid) for port in list_ports.comports()}
+    found = {path: KNOWN[usb] for path, usb in ports.items() if usb in KNOWN}
     if not found:
         hint = (
             " Does the cable carry data, and is MicroPython on the board (boards/*/README.md)? "
             "Without a board, start `make virtual-board` and give its port as PORT=."
         )
-        if any((port.vid, port.pid) == BOOTSEL for port in ports):
+        if _in_bootsel():
             hint = " A Pico is connected in BOOTSEL mode: install MicroPython on it first (boards/rp2/README.md)."
         raise Failure(f"No board found on any serial port.{hint}")
     if len(found) > 1:
         listed = ", ".join(f"{path} ({what})" for path, what in found.items())
         raise Failure(f"Several boards: {listed}. Choose one: PORT={next(iter(found))}")
     return next(iter(found))
+
+
+def _in_bootsel() -> bool:
+    """Return whether a Pico is connected that waits for an image. It has no serial port then."""
+    for vendor in USB.glob("*/idVendor"):
+        with contextlib.suppress(OSError):  # it was unplugged
+            if f"{vendor.read_text().strip()}:{(vendor.parent / 'idProduct').read_text().strip()}" in BOOTSEL:
+                return True
+    return False
 
 
 def _ports() -> str:
