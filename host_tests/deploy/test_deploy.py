@@ -536,12 +536,17 @@ def test_deployment_detects_the_board(platform, machine, board):
             deploy.which_board(found, "auto", "/dev/x")
 
 
+def template() -> str:
+    """Return the `board.py` of boards/README.md."""
+    page = (ROOT / "boards/README.md").read_text()
+    (found,) = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    return found
+
+
 @pytest.mark.req("B1", "B3")
 def test_custom_board_from_the_template_delivers_a_reading(tmp_path):
-    page = (ROOT / "boards/README.md").read_text()
-    (template,) = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     own = tmp_path / "my_board.py"
-    own.write_text(template)
+    own.write_text(template())
     with Broker(tmp_path / "broker") as broker, Device(tmp_path / "board", wifi=WIFI) as device:
         config = write_configuration(tmp_path / "config", broker.port)
         words = ("--board-file", str(own), "--port", device.path, "--config", str(config), "--timeout", "120")
@@ -549,11 +554,26 @@ def test_custom_board_from_the_template_delivers_a_reading(tmp_path):
         assert status == 0 and "delivered" in printed, printed + complaints
 
 
+@pytest.mark.req("B5")
+def test_custom_board_from_the_template_feeds_the_watchdog_during_a_sleep(monkeypatch):
+    did: list = []
+    monkeypatch.setitem(
+        sys.modules, "network", SimpleNamespace(WLAN=lambda _: SimpleNamespace(active=did.append), STA_IF=0)
+    )
+    watchdog = SimpleNamespace(feed=lambda: did.append("fed"))
+    machine = SimpleNamespace(WDT=lambda timeout: watchdog, lightsleep=did.append, reset=lambda: did.append("reset"))
+    monkeypatch.setitem(sys.modules, "machine", machine)
+    for name in ("ticks_ms", "ticks_diff"):
+        monkeypatch.setattr(time, name, None, raising=False)
+    board: dict = {}
+    exec(template(), board)
+    board["watchdog"](30_000)
+    board["sleep"](5000)
+    assert did == [False, "fed", 2000, "fed", 2000, "fed", 1000, "reset"]
+
+
 @pytest.mark.req("B1")
 def test_custom_board_from_the_template_joins_again_if_an_attempt_fails(monkeypatch):
-    (template,) = re.findall(
-        r"^```python\n(.*?)^```", (ROOT / "boards/README.md").read_text(), re.MULTILINE | re.DOTALL
-    )
     now, calls, joined = [1000], [], [False]
     wlan = SimpleNamespace(
         active=lambda on: calls.append(on), connect=lambda *words: calls.append(words), isconnected=lambda: joined[0]
@@ -564,7 +584,7 @@ def test_custom_board_from_the_template_joins_again_if_an_attempt_fails(monkeypa
     monkeypatch.setattr(time, "ticks_ms", lambda: now[0], raising=False)
     monkeypatch.setattr(time, "ticks_diff", lambda a, b: a - b, raising=False)
     board: dict = {}
-    exec(template, board)
+    exec(template(), board)
     logged: list[str] = []
 
     def up() -> bool:
