@@ -361,6 +361,23 @@ def test_forgetting_keeps_devices_whose_names_contain_the_name(tmp_path, name, i
 
 
 @pytest.mark.req("P7")
+def test_sums_of_other_devices_without_an_identity_are_as_if_the_device_had_never_existed(tmp_path):
+    sums = []
+    for devices in (["attic", "cellar"], ["cellar"]):
+        (own := tmp_path / str(len(devices))).mkdir()
+        tables = Tables(own)
+        for n, device in enumerate(("attic", "cellar") * 3):
+            if device in devices:
+                tables.landing.raw(f"{device}/t", b"%d" % n, arrival_us=1_790_000_000_000_000 + n)
+        tables.batch()
+        forget.forget(str(tables.landing.directory), tables.output.storage.uri, ["attic"], page=False)
+        sums.append(tables.output.latest().summary)
+    assert sums[0] == sums[1]
+    assert sums[0]["totals"]["plain_messages"] == 3
+    assert sums[0]["last_arrival_us"] - sums[0]["first_arrival_us"] == 4
+
+
+@pytest.mark.req("P7")
 def test_device_with_a_long_name_leaves_no_part_of_it_in_the_sums(tmp_path):
     tables = Tables(tmp_path)
     name = "attic-" * 50

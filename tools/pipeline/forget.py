@@ -495,7 +495,8 @@ def _clean_tables(output: Output, names: Names, done: Done, publish: Callable[[]
     changed = new.files != {table: files for table, files in old.items() if files} or new.state != last.state
     if not changed and not in_commits and new.summary == last.summary:
         return
-    arrivals = Books(output, new).all("lives", ["first_arrival", "last_arrival"])  # of all remaining devices
+    books, columns = Books(output, new), ["first_arrival", "last_arrival"]
+    arrivals = pa.concat_tables([books.all(kind, columns) for kind in ("lives", "plain")])  # of all remaining devices
     new.summary["first_arrival_us"] = pc.min(arrivals["first_arrival"].cast(pa.int64())).as_py()
     new.summary["last_arrival_us"] = pc.max(arrivals["last_arrival"].cast(pa.int64())).as_py()
     output.replace(new, {name for files in old.values() for name in files}, publish)
@@ -510,6 +511,9 @@ def _count_removed(removed: summary.Summary, table: str, gone: pa.Table) -> None
         removed["totals"]["boots"] += gone.num_rows
     elif table == "lives":
         removed["totals"]["devices"] += pc.count_distinct(gone["device"]).as_py()
+    elif table == "plain":
+        for name in summary.PLAIN:
+            removed["totals"][name] += pc.sum(gone[name.removeprefix("plain_")]).as_py()
     elif table in {"quarantine", "held"}:
         summary.add_reasons(removed, gone["reason"])
     elif table == "readings":
