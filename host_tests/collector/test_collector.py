@@ -33,7 +33,7 @@ from tools.collector.health import Health
 from tools.collector.oversize import OversizeDecoder
 from tools.collector.runs import PUBREC_WINDOW
 from tools.command import Failure, serve_metrics
-from tools.landing import seal
+from tools.landing import parquet, seal
 from tools.landing.lock import LandingInUse
 from tools.landing.log import DiskFull, LandingDamaged, LandingStalled, read_log
 from tools.landing.segments import find_segments
@@ -824,6 +824,19 @@ async def test_damaged_last_segment_is_refused_only_without_the_logs(tmp_path):
     shutil.rmtree(tmp_path / "c.logs")
     with pytest.raises(LandingDamaged, match=r"c-000000001.parquet: .* restore it"):
         Collector(settings, Health("c", quiet=True))
+
+
+@pytest.mark.req("P3")
+@in_a_loop
+async def test_row_numbers_go_on_without_logs_also_behind_an_empty_segment(tmp_path):
+    """They are the numbers of messages without an identity: no two may have the same."""
+    for _ in range(2):
+        async with collecting(tmp_path) as (broker, _):
+            await broker.accept()
+            await broker.exchange(publish(b"0", 1, 1), ack(PUBACK, 1))
+        parquet.write_segment(tmp_path, "c", len(find_segments(tmp_path)) + 1, parquet.SCHEMA.empty_table())
+        shutil.rmtree(tmp_path / "c.logs")
+    assert [(row["segment"], row["row"]) for row in sealed(tmp_path)] == [(1, 1), (3, 2)]
 
 
 @pytest.mark.req("P1")

@@ -574,10 +574,10 @@ def _describe(error: BaseException) -> str:
 
 
 def _last_segment(landing: Path, collector: str) -> tuple[int, int]:
-    """Return this collector's highest segment number and the highest row ordinal in that segment; (0, 0) without segments.
+    """Return this collector's highest segment number and its highest row ordinal; (0, 0) without segments.
 
     Raises:
-        LandingDamaged: the segment can't be read.
+        LandingDamaged: a segment can't be read.
     """
     mine = [segment for segment in segments.find_segments(landing) if segment.collector == collector]
     if not mine:
@@ -585,11 +585,15 @@ def _last_segment(landing: Path, collector: str) -> tuple[int, int]:
     import pyarrow as pa  # not before: a new collector needs 50 MB less without it
     import pyarrow.parquet as pq
 
-    try:
-        rows = pq.read_table(mine[-1].path, columns=["row"])["row"]
-    except (OSError, pa.ArrowInvalid) as error:
-        raise LandingDamaged(
-            f"{mine[-1].path}: {error}. There is no log, so the numbers of the next segment and its rows follow from this one: "
-            "restore it, or move it away and use another client id"
-        )
-    return mine[-1].number, max(rows.to_pylist(), default=0)
+    last = 0
+    for segment in reversed(mine):  # the newest ones may be empty: made instead of lost ones, or of a deleted device
+        try:
+            last = max(pq.read_table(segment.path, columns=["row"])["row"].to_pylist(), default=0)
+        except (OSError, pa.ArrowInvalid) as error:
+            raise LandingDamaged(
+                f"{segment.path}: {error}. There is no log, so the numbers of the next segment and its rows follow from this one:"
+                " restore it, or move it away and use another client id"
+            )
+        if last:
+            break
+    return mine[-1].number, last
