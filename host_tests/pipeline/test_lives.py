@@ -5,6 +5,7 @@ import itertools
 import random
 from collections import Counter
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
@@ -12,7 +13,8 @@ import pytest
 from host_tests.pipeline.conftest import Landing
 from host_tests.pipeline.planted import write_pack
 from host_tests.pipeline.test_task import KEY, YIELDED, Written, counted, intervals, reloaded, work_parts
-from tools.pipeline import lives, placing, schemas
+from tools.command import Failure
+from tools.pipeline import lives, placing, schemas, state
 from tools.pipeline.messages import process
 from tools.pipeline.state import State
 
@@ -191,6 +193,18 @@ def told(payloads, identity):
 
 
 @pytest.mark.req("P3", "P4")
+def test_more_devices_than_a_key_can_number_are_refused(monkeypatch, tmp_path):
+    largest = (state.MOST_DEVICES - 1, lives.MOST_LIVES, schemas.LARGEST)
+    assert [one.item() for one in state.unpack(state.pack(*np.array([largest]).T))] == list(largest)
+    monkeypatch.setattr(state, "MOST_DEVICES", 3)
+    landing, found = Landing(tmp_path), State()
+    for device in "abcd":
+        list(process(found, landing.table()))
+        landing.message(device, 1, 1)
+    with pytest.raises(Failure, match="more than 3 devices: make the tables with more buckets"):
+        list(process(found, landing.table()))
+
+
 def test_wiped_board_with_life_identity_loses_nothing_in_any_order():
     """The boot message may be lost or late, and duplicates from the old life may arrive after the wipe."""
     old, new = told(OLD, 77), told(NEW, 88)

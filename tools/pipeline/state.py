@@ -16,6 +16,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tools.command import Failure
+
 from . import intervals, schemas
 from .files import whole
 from .lives import LIFE_BITS, Message
@@ -24,6 +26,8 @@ from .storage import retried
 
 T = TypeVar("T")
 BOOT_BITS = 31
+MOST_DEVICES = 1 << (63 - BOOT_BITS - LIFE_BITS)
+"""Of a bucket: see `pack`."""
 LOG = ["collector", "segment", "row"]
 
 
@@ -105,13 +109,21 @@ class State:
     # Devices and groups.
 
     def device_numbers(self, names: pa.Array) -> np.ndarray:
-        """Return the number of each device. A new device gets the next number."""
+        """Return the number of each device. A new device gets the next number.
+
+        Raises:
+            Failure: there are too many devices.
+        """
         encoded = pc.dictionary_encode(names)
         numbers = []
         for name in encoded.dictionary.to_pylist():
             number = self.number.get(name)
             if number is None:
                 number = self.number[name] = len(self.devices)
+                if number >= MOST_DEVICES:
+                    raise Failure(
+                        f"a bucket has more than {MOST_DEVICES:,} devices: make the tables with more buckets (remake --buckets)"
+                    )
                 self.devices.append(name)
             numbers.append(number)
         return np.array(numbers, dtype=np.int64)[encoded.indices.to_numpy()]
