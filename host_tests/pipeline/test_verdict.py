@@ -352,6 +352,16 @@ def test_shared_ids_and_jumped_counters_are_named(local, landing, out):
     )
 
 
+def test_no_board_is_silent_because_the_collectors_clock_was_ahead_for_a_message(local, landing, out):
+    now_us = time.time_ns() // 1000
+    for device, ahead_us in (("a", 30 * 86_400_000_000), ("b", 0)):
+        landing.arrival_us = now_us - 600_000_000
+        fill(landing, device, range(1, 11), every_s=60)
+        landing.message(device, 1, 11, arrival_us=now_us + ahead_us)
+    landing.seal()
+    assert verdict.judge(taken(local, landing, out)).line == verdict.WHOLE
+
+
 @pytest.mark.req("P6")
 def test_silent_board_is_judged_by_its_own_interval(local, landing, out):
     begun = landing.arrival_us
