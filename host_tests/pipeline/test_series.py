@@ -157,9 +157,11 @@ def test_number_of_series_of_a_device_is_limited(local, landing, out):
 
 
 @pytest.mark.req("P9")
-def test_compaction_between_updates_neither_loses_nor_repeats_readings(local, landing, out):
+@pytest.mark.parametrize("ahead_days", [0, 30])  # the collector's clock, for a message
+def test_compaction_between_updates_neither_loses_nor_repeats_readings(local, landing, out, ahead_days):
     for n in range(10):
         publish(landing, START_S + n, 1.0)
+    publish(landing, START_S, 1.0, name="other", device="b", arrival_us=int((START_S + ahead_days * 86_400) * 1e6))
     taken(local, landing, out)
     for batch in range(2):
         for n in range(10):

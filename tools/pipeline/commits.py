@@ -348,3 +348,8 @@ def bucket_of(file: str) -> int:
 def day_of(file: str) -> str:
     """Return the day of arrival (YYYY-MM-DD) of the rows in a table's file."""
     return file.split("/day=", 1)[1].split("/", 1)[0]
+
+
+def batch_of(file: str) -> int:
+    """Return the batch or compaction that wrote a table's file; 0 for another file."""
+    return int(file.partition("/batch=")[2].split("/", 1)[0] or 0)

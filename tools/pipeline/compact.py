@@ -27,7 +27,7 @@ from tools.command import ended, filled, named
 from tools.landing import segments
 
 from . import options, schemas, source
-from .commits import DELTA_LOG, Commit, Output, bucket_of, day_of
+from .commits import DELTA_LOG, Commit, Output, batch_of, bucket_of, day_of
 from .delta import Delta
 from .files import rewrite
 from .storage import Storage
@@ -117,11 +117,7 @@ def orphans(output: Output) -> list[str]:
         return []
     named = set().union(*(commit.named for commit in commits))
     stored = {f"{table}/{name}" for table in schemas.TABLES for name in output.storage.list(table, recursive=True)}
-    return [name for name in sorted(stored - named) if DELTA_LOG not in name and _batch_of(name) <= commits[-1].batch]
-
-
-def _batch_of(file: str) -> int:
-    return int(file.partition("/batch=")[2].split("/", 1)[0] or 0)
+    return [name for name in sorted(stored - named) if DELTA_LOG not in name and batch_of(name) <= commits[-1].batch]
 
 
 def retired(landing: Storage, last: Commit, sealed_before_s: float | None = None) -> list[segments.Segment]:

@@ -12,7 +12,6 @@ passes. The lengths are powers of two, so points can be merged into longer stret
 from __future__ import annotations
 
 import contextlib
-import datetime
 import itertools
 import json
 import sqlite3
@@ -28,7 +27,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from . import intervals
-from .commits import Commit, Output, bucket_of, day_of
+from .commits import Commit, Output, batch_of, bucket_of
 from .state import pack
 from .storage import StorageError
 from .ties import AHEAD_US, SET_SINCE_US, plausible
@@ -233,7 +232,6 @@ class Store:
                 for rows in self._new_rows(at, known, commit):
                     _add(connection, rows, now_us or time.time_ns() // 1000)
                 known = {"batch": str(commit.batch), "read": json.dumps(commit.read)}
-                known["until_us"] = str(commit.summary["last_arrival_us"] or 0)
                 connection.executemany("INSERT OR REPLACE INTO told VALUES (?,?)", known.items())
 
     def _new_rows(self, at: int, known: dict[str, str], until: Commit) -> Iterator[pa.RecordBatch]:
@@ -247,9 +245,7 @@ class Store:
             where = ~pc.is_in(pc.field("collector"), pa.array(list(read), pa.string()))
             for collector, number in read.items():
                 where |= (pc.field("collector") == collector) & (pc.field("segment") > number)
-            since = int(known["until_us"]) / 1e6 - 86_400
-            day = datetime.datetime.fromtimestamp(since, datetime.UTC).strftime("%Y-%m-%d")
-            files = [name for name in files if day_of(name) >= day]
+            files = [name for name in files if batch_of(name) > at]
         columns = COLUMNS + (["collector", "segment"] if merged else [])
         some: list[pa.Table] = []
         for name in sorted(files, key=lambda name: (bucket_of(name), name)):
