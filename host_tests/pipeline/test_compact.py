@@ -185,6 +185,21 @@ def test_clock_in_the_future_deletes_only_what_is_old_beside_the_newest_message(
     assert {compact.day_of(name) for name in days.output.files("readings")} == {day(2), day(3), day(4)}
 
 
+@pytest.mark.req("P3", "P7")
+def test_no_segment_is_retired_while_a_file_of_the_tables_is_missing(days, out, capsys):
+    days.take(days=3)
+    path = out / days.output.files("readings")[0]
+    content = path.read_bytes()
+    arguments = ["--out", str(out), "--retire", str(days.landing.directory)]
+    path.write_bytes(content[:-1])
+    assert compact.main(arguments) == 2
+    assert f"{path} is missing or incomplete (1 file in all), so no segment is deleted" in capsys.readouterr().err
+    assert len(list(days.landing.directory.iterdir())) == 3
+    path.write_bytes(content)
+    assert compact.main(arguments) == 0
+    assert len(list(days.landing.directory.iterdir())) == 1
+
+
 def test_segments_are_retired_by_age_and_remake_then_refuses(local, days, out, capsys):
     days.take(days=4)
     for number in (1, 2):

@@ -26,11 +26,11 @@ import pyarrow as pa
 from tools.command import ended, filled, named
 from tools.landing import segments
 
-from . import options, schemas, source
-from .commits import DELTA_LOG, Commit, Output, batch_of, bucket_of, day_of
+from . import options, schemas, source, verdict
+from .commits import DELTA_LOG, Commit, Output, OutputError, batch_of, bucket_of, day_of
 from .delta import Delta
 from .files import rewrite
-from .storage import Storage
+from .storage import Storage, retried
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -168,15 +168,19 @@ def main(argv: list[str] | None = None) -> int:
         source.latest(landing)  # raises LandingError
     before = output.newest()
     now = datetime.datetime.now(datetime.UTC)
-    arrivals_us = (
-        before.summary["last_arrival_us"],
-        *before.last_arrival_us.values(),
-    )  # the second ones also of bad messages
+    # The first one is of messages that could be read.
+    arrivals_us = [before.summary["last_arrival_us"], *before.last_arrival_us.values()]
     if newest_us := max(filter(None, arrivals_us), default=0):  # this machine's clock may be wrong
         now = min(now, source.EPOCH + datetime.timedelta(microseconds=newest_us))
     keep_from = str((now - datetime.timedelta(days=given.keep_days)).date()) if given.keep_days else None
     sealed_before_s = now.timestamp() - 86_400 * given.keep_raw_days if given.keep_raw_days else None
     gone = retired(landing, before, sealed_before_s) if landing else []
+    if gone and (missing := retried(output.missing_files)):
+        how_many = verdict.counted(len(missing), "file")
+        raise OutputError(
+            f"{output.storage.uri}/{missing[0]} is missing or incomplete ({how_many} in all), so no segment is deleted: restore"
+            " the files, or make the tables again (remake)"
+        )
     with contextlib.ExitStack() as stack:
         if not given.dry_run:
             stack.enter_context(output.locked("compaction"))
