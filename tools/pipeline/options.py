@@ -7,8 +7,6 @@ from pathlib import Path
 
 from tools.command import Failure, number, parser_of
 
-from .storage import Storage
-
 MOST_S, MOST_DAYS = 10**9, 100_000
 
 
@@ -37,6 +35,6 @@ def check_outside(name: str, out: str, landing: str) -> None:
     Raises:
         Failure: they are.
     """
-    (kind, path), (other, around) = (Storage(one).place for one in (out, landing))
-    if kind == other and Path(path).is_relative_to(around):
+    inner, outer = (one.removeprefix("file://") for one in (out, landing))
+    if "://" not in inner + outer and Path(inner).resolve().is_relative_to(Path(outer).resolve()):
         raise Failure(f"{name} {out} is in the landing {landing}: give a folder outside of it")
