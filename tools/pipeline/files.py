@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -18,6 +19,11 @@ DICTIONARY = pa.dictionary(pa.int32(), pa.string())
 def whole(column: pa.ChunkedArray) -> pa.Array:
     """Return a column as one array. `combine_chunks` copies also a single chunk."""
     return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+
+
+def is_valid(column: pa.Array) -> np.ndarray:
+    """Return which values are not null."""
+    return column.is_valid().to_numpy(zero_copy_only=False)
 
 
 def table_of(columns: list[pa.Array], schema: pa.Schema) -> pa.Table:

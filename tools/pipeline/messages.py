@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from tools.landing import segments
 
 from . import intervals, lives, parts, placing, plain, prints, schemas, senml, ties
-from .files import table_of, whole
+from .files import is_valid, table_of, whole
 from .mapping import Mapping
 from .senml import EVENT_LABELS
 from .state import State, pack, unpack
@@ -468,7 +468,7 @@ class _Batch:
         if time.null_count == len(time):
             return schemas.TIES.empty_table()
         clock_us, uptime = pc.fill_null(time, 0).to_numpy()[chosen], pc.fill_null(self.uptime, 0.0).to_numpy()[chosen]
-        tied = _is_valid(self.uptime)[chosen] & ties.plausible(clock_us, self.arrival_us[self.new])
+        tied = is_valid(self.uptime)[chosen] & ties.plausible(clock_us, self.arrival_us[self.new])
         at = np.flatnonzero(tied)
         group, seq = self.group[self.new][at], self.seq[self.new][at]
         offset = clock_us[at] - np.rint(uptime[at] * 1e6).astype(np.int64)
@@ -498,7 +498,7 @@ class _Batch:
             label = whole(self.messages[f"{reason}_seqs"])
             if label.null_count == len(label):
                 continue
-            with_label = chosen[_is_valid(label)[chosen]]
+            with_label = chosen[is_valid(label)[chosen]]
             for at, text in zip(with_label.tolist(), label.take(pa.array(with_label)).to_pylist(), strict=True):
                 rows += [(at, reason, lo, hi) for lo, hi in senml.ranges(text) or ()]
         if rows:
@@ -526,7 +526,7 @@ class _Batch:
         per_row = np.bincount(records["row"].to_numpy(), minlength=int(self.place.max()) + 1)
         counts = [new, np.where(new, per_row[self.place[order]], 0), copy & ~replay, replay, reordered, returned]
         up_us = np.rint(pc.fill_null(self.uptime, 0.0).to_numpy() * 1e6).astype(np.int64)
-        delayed = new & _is_valid(self.uptime)[order]
+        delayed = new & is_valid(self.uptime)[order]
         base = np.where(delayed, arrival_us - up_us[order], parts.NO_BASE)
         row = np.flatnonzero(delayed)
         groups, of = np.unique(group, return_inverse=True)
@@ -534,7 +534,3 @@ class _Batch:
         key = [self.state.names_of(device), pa.array(life.astype(np.int32)), pa.array(boot)]
         each = np.ones(len(row), dtype=np.int64)
         return parts.tally(key, of, counts, (arrival_us, arrival_us), base, row, 0 * each, each)
-
-
-def _is_valid(column: pa.Array) -> np.ndarray:
-    return column.is_valid().to_numpy(zero_copy_only=False)

@@ -26,7 +26,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pj
 
-from .files import whole
+from .files import is_valid, whole
 from .schemas import EVENTS, GIVEN_UP, KEY, LARGEST, READINGS, SEQ
 
 EVENT_LABELS = ("first", "cause", "dropped", "doubt_first", "doubt_last", "since")
@@ -288,7 +288,7 @@ class _Fields:
 def _resolve(rows: np.ndarray, packs: pa.ListArray) -> Packs:
     """Resolve base fields (§4.1), times and identities; return messages, records, and (row, reason) of bad packs."""
     reasons = _Reasons(len(packs))
-    reasons.where(~_valid(packs), "not a pack: no array")
+    reasons.where(~is_valid(packs), "not a pack: no array")
     counts = pc.fill_null(pc.list_value_length(packs), 0).to_numpy()
     flat = packs.flatten()
     starts = np.concatenate(([0], np.cumsum(counts)))[:-1]
@@ -300,7 +300,7 @@ def _resolve(rows: np.ndarray, packs: pa.ListArray) -> Packs:
         return _bad(reasons.listed(rows))
     heads = fields if single else _Fields(flat.take(pa.array(np.minimum(starts, len(flat) - 1))))
     if flat.null_count:
-        reasons.where(_any(parent, ~_valid(flat), len(packs)), "a record is not an object")
+        reasons.where(_any(parent, ~is_valid(flat), len(packs)), "a record is not an object")
 
     def base(label: str) -> pa.Array:
         column = fields[label]
@@ -310,7 +310,7 @@ def _resolve(rows: np.ndarray, packs: pa.ListArray) -> Packs:
 
     # Identity.
     for label in ("bn", "boot", "seq"):
-        reasons.where(~_valid(heads[label]), f"no identity: {label} is missing")
+        reasons.where(~is_valid(heads[label]), f"no identity: {label} is missing")
     boot = pc.fill_null(heads["boot"], 0).to_numpy()
     seq = pc.fill_null(heads["seq"], 0).to_numpy()
     reasons.where((boot < 0) | (boot > LARGEST) | (seq < 1) | (seq > LARGEST), "boot or seq out of range")
@@ -353,23 +353,23 @@ def _resolve(rows: np.ndarray, packs: pa.ListArray) -> Packs:
     if heads.has("bt") and heads.has("t"):
         head_bt = pc.fill_null(heads["bt"], 0.0).to_numpy()
         with np.errstate(invalid="ignore"):
-            is_valid = (head_bt >= ABSOLUTE_S) & (head_bt <= LATEST_S)
-        own_us = np.where(is_valid, np.rint(np.where(is_valid, head_bt, 0.0) * 1e6).astype(np.int64), own_us)
-        dated |= is_valid
+            is_time = (head_bt >= ABSOLUTE_S) & (head_bt <= LATEST_S)
+        own_us = np.where(is_time, np.rint(np.where(is_time, head_bt, 0.0) * 1e6).astype(np.int64), own_us)
+        dated |= is_time
     # A record's uptime differs from the message's uptime by the same amount as its time does.
     behind = np.where(absolute, (time_us - own_us[parent]) / 1e6, relative)
-    uptime = pa.array(up_number[parent] + behind, mask=~_valid(up)[parent] | (absolute & ~dated[parent]))
+    uptime = pa.array(up_number[parent] + behind, mask=~is_valid(up)[parent] | (absolute & ~dated[parent]))
 
     # Values (§4.5.4): a base value or base sum without a value or sum is added to 0.
     is_head = np.zeros(len(flat), dtype=bool)
     heads_at = starts[counts > 0]
-    is_head[heads_at] = ~_valid(fields["n"])[heads_at]  # a first record without a name may have only the identity
-    others = [_valid(fields[label]) for label in ("vs", "vb", "vd") if fields.has(label)]
-    several = sum((other.astype(np.int8) for other in others), _valid(fields["v"]).astype(np.int8))
+    is_head[heads_at] = ~is_valid(fields["n"])[heads_at]  # a first record without a name may have only the identity
+    others = [is_valid(fields[label]) for label in ("vs", "vb", "vd") if fields.has(label)]
+    several = sum((other.astype(np.int8) for other in others), is_valid(fields["v"]).astype(np.int8))
     reasons.where(_any(parent, several > 1, len(packs)), "several values in one record")
-    alone = (several == 0) & ~(is_head & ~_valid(fields["s"]))
-    value, valued = _sum(fields["v"], base("bv"), _valid(fields["v"]) | alone)
-    total, summed = _sum(fields["s"], base("bs"), _valid(fields["s"]) | (several > 0) | ~is_head)
+    alone = (several == 0) & ~(is_head & ~is_valid(fields["s"]))
+    value, valued = _sum(fields["v"], base("bv"), is_valid(fields["v"]) | alone)
+    total, summed = _sum(fields["s"], base("bs"), is_valid(fields["s"]) | (several > 0) | ~is_head)
     with np.errstate(invalid="ignore"):
         finite = np.isfinite(value) & np.isfinite(total)
     reasons.where(_any(parent, ~finite, len(packs)), "a value is not finite")
@@ -429,12 +429,6 @@ class _Reasons:
         return [(int(row), self.texts[code]) for row, code in zip(rows[wrong], self.code[wrong], strict=True)]
 
 
-def _valid(column: pa.Array) -> np.ndarray:
-    if column.null_count == 0:
-        return np.ones(len(column), dtype=bool)
-    return column.is_valid().to_numpy(zero_copy_only=False)
-
-
 def _any(parent: np.ndarray, flags: np.ndarray, size: int) -> np.ndarray:
     """Return for each pack whether any of its records is flagged."""
     if not flags.any():
@@ -444,7 +438,7 @@ def _any(parent: np.ndarray, flags: np.ndarray, size: int) -> np.ndarray:
 
 def _carried(column: pa.Array, start: np.ndarray) -> pa.Array:
     """Copy a base field to the following records of its pack."""
-    valid = _valid(column)
+    valid = is_valid(column)
     last = np.maximum.accumulate(np.where(valid, np.arange(len(column)), -1))
     return column.take(pa.array(np.maximum(last, 0), mask=last < start))
 
@@ -454,11 +448,11 @@ def _sum(one: pa.Array, other: pa.Array, wanted: np.ndarray | None = None) -> tu
 
     §4.5.3, §4.5.4: a missing one counts as 0. `wanted`: the records to which the base field applies.
     """
-    valid = _valid(one)
+    valid = is_valid(one)
     total = one.to_numpy(zero_copy_only=False) if one.null_count == 0 else pc.fill_null(one, 0.0).to_numpy()
     total = total + 0.0  # -0.0 becomes 0.0, as in the uptime
     if other.null_count < len(other):
-        base_valid = _valid(other) if wanted is None else _valid(other) & wanted
+        base_valid = is_valid(other) if wanted is None else is_valid(other) & wanted
         with np.errstate(over="ignore"):
             total = total + np.where(base_valid, pc.fill_null(other, 0.0).to_numpy(), 0.0)
         valid = valid | base_valid
