@@ -280,7 +280,7 @@ class Client:
             for task, _ in tasks:  # `await` hides who was cancelled
                 while not task.done() and ticks_diff(ticks_ms(), begin) < 500:
                     await _sleep_ms(0)
-            while self._stopping and self.connection.state >= OPEN:  # another task may `start`
+            while self._stopping:  # another task may `start`
                 if link.disconnect(code, properties, ticks_ms()) or ticks_diff(ticks_ms(), begin) >= 1000:
                     break
                 await _sleep_ms(0)

@@ -428,9 +428,8 @@ class Client:
         properties = self.disconnect_properties(code, expiry_s)
         deadline = self._deadline(timeout_s)
         try:
-            if self.connection.state >= OPEN:  # or a reconnect has begun, and its DISCONNECT is under way
-                while not link.disconnect(code, properties, ticks_ms()):
-                    self._wait(self._left(deadline, "disconnect"))
+            while not link.disconnect(code, properties, ticks_ms()):
+                self._wait(self._left(deadline, "disconnect"))
         except (OSError, DeadlineExpired):
             pass
         finally:

@@ -1,10 +1,9 @@
 """The link to the broker: opens sockets, moves bytes between socket and connection, and reconnects. It never waits.
 
-`step` does all work that needs no waiting, up to a limit, and returns the next event. The clients wait, each in its own way,
-until `sock` is ready or `wait_ms` has passed. Every state has a deadline. Each attempt looks the name up again and tries the next
-of its addresses. Only the name lookup can block, on a board for 7 s per name server (lwIP); a numeric address needs none. The
-TLS handshake returns to the caller after each step, which may take seconds on a slow chip (TLS.md). This module knows no packets
-and no handlers.
+`step` does all work that needs no waiting, up to a limit, and returns the next event. The clients wait until `sock` is ready or
+`wait_ms` has passed. Every state has a deadline. Each attempt looks the name up again and tries the next of its addresses. Only
+the name lookup can block, on a board for 7 s per name server (lwIP); a numeric address needs none. A step of the TLS handshake
+may take seconds on a slow chip (TLS.md). This module knows no packets and no handlers.
 """
 
 import socket
@@ -88,7 +87,7 @@ class Link:
         self.connection = connection
         self._session = connection.session
         self._output = connection.output
-        # Bound methods: on a board, the lookup of a method takes 20 us, of an attribute 2 us.
+        # Bound methods: a board looks up a method in 20 us, an attribute in 2 us.
         self._process = connection.process
         self._read_from = connection.decoder.read_from
         self.host = host
@@ -99,10 +98,10 @@ class Link:
         self.sock: "Any" = None
         self.polled: "Any" = None  # the socket to poll: with TLS, the plain socket
         self.events = 0  # the events to poll for
-        self.wait_ms = 0  # how long `step` has nothing to do unless `sock` is ready
+        self.wait_ms = 0  # `step` has nothing to do for so long, unless `sock` is ready
         self.error: "Exception | None" = None  # of the last attempt or connection
         self.stepped_ms = 0  # when `step` was called last
-        self.handling = False  # set by the client: a handler is running, and a step will follow
+        self.handling = False  # the client: a handler is running, and a step will follow
         self.attempts = self.connects = 0
         self._tls = tls and (tls, server_name or host)
         self.shaking: "Any" = None  # the state of the TLS handshake while it runs; then only `write` may write
@@ -134,7 +133,7 @@ class Link:
     def start(self, now_ms: int) -> None:
         """Connect at once; after a reboot during an outage, after a random delay."""
         if self._state == _STOPPED:
-            self.stepped_ms = now_ms  # 0, or a time 6 days ago, may seem to be in the future
+            self.stepped_ms = now_ms  # 0, or a time 6 days ago, may seem to come
             delay = self.backoff.next_delay_ms(0) if self.backoff.step and not self.attempts else 0
             self._retry_at(ticks_add(now_ms, delay))
 
@@ -160,8 +159,7 @@ class Link:
         up = self._state == _UP
         state = connection.state
         backoff = self.backoff
-        # An attempt without a socket (no network, no such name) puts no load on a broker. Before the first connection, a person
-        # may wait for the result.
+        # Without a socket (no network, no such name), no broker has any load. Before the first connection, a person may wait.
         near = self._state == _DOWN and error.args[:1] != (_REFUSED,)
         if near or not (self.connects or self._is_known()):
             while backoff.step and backoff.limit_ms() > _NEAR_MS:
@@ -183,7 +181,7 @@ class Link:
     def step(self, now_ms: int) -> "Any":
         """Advance; return the next event, or NOTHING until `sock` is ready or `wait_ms` is over.
 
-        The caller passes every error to `ended`. (A `try` here would allocate a frame for each message: 25 us on a board.)
+        The caller passes every error to `ended`. (A `try` here would allocate a frame for each message, in 25 us.)
         """
         session = self._session
         session.busy = True
@@ -195,7 +193,7 @@ class Link:
             event = NOTHING if self.drained else self._process(now_ms)
             while event != MESSAGE:
                 if event == NOTHING:
-                    # The usual case of `write`, and what `has_more` asks first: each call costs a board 20 us.
+                    # The usual case of `write`, and what `has_more` asks first: a call takes 20 us.
                     if (
                         self._output.end
                         and (
@@ -224,7 +222,7 @@ class Link:
                         self.connection.received_ms = now_ms
                     elif event is not None:
                         raise ConnectionLost(CLOSED_BY_PEER)
-                    # A short read has emptied the socket. With TLS more may be decrypted and waiting, unseen by poll.
+                    # A short read has emptied the socket. With TLS more may be decrypted, unseen by poll.
                     self._reads = n + 1 if event == 2 or (event and self._tls) else _READ_OUT
                     if event or self.drained:
                         self.drained = False
@@ -268,7 +266,7 @@ class Link:
             error: it is an error of the store or the caller.
         """
         self._session.busy = False
-        # MicroPython raises ValueError for a certificate that it refuses.
+        # MicroPython raises ValueError for a refused certificate.
         if not isinstance(error, _WORLD) and not (self._tls and isinstance(error, ValueError)):
             if not isinstance(error, Exception):  # Ctrl-C: a handler may not have run yet
                 self._session.leave_unacknowledged()
@@ -276,13 +274,13 @@ class Link:
         self.fail(error, now_ms)
 
     def flush(self, now_ms: int) -> None:
-        """Put and write packets. A network error ends the connection and is not raised."""
+        """Put and write packets. A network error ends the connection; it is not raised."""
         if self._state == _UP:
             try:
                 while True:
                     self.connection.pump(now_ms)
                     if not self._output.end or not self.write(now_ms) or not self._session.has_more():
-                        return  # else the window is larger than the output buffer: put and write more
+                        return  # else the window is larger than the output buffer
             except (OSError, ConnectionLost) as error:
                 self.fail(error, now_ms)
 
@@ -310,13 +308,17 @@ class Link:
         return True
 
     def disconnect(self, code: int, properties: "Any", now_ms: int) -> bool:
-        """Write the output and DISCONNECT; return whether the broker has closed, or had time to.
+        """Write the output and DISCONNECT if CONNECT was sent; return whether the broker has closed, or had time to.
 
-        If the client closes first, arriving bytes reset the connection; the broker misses what it has not read.
+        If the client closes first, arriving bytes reset the connection, and the broker misses the rest.
         """
         connection = self.connection
+        if connection.state < OPEN:  # without DISCONNECT, the broker would publish the will
+            if not connection.state or self._output.end:
+                return True
+            self._output.open()
         while self.write(now_ms):
-            if connection.state != OPEN:
+            if connection.state > OPEN:
                 self.wait_ms = _IDLE_MS - ticks_diff(now_ms, self._output.sent_ms)
                 try:  # the input buffer may hold a handler's message
                     return self.sock.readinto(self._output.buf) == 0 or self.wait_ms <= 0
@@ -344,7 +346,7 @@ class Link:
         if self.reported:
             self.reported = False
             return DISCONNECTED
-        # Do not wait for a connection: the power may fail before.
+        # Now: the power may fail before there is a connection.
         session = self._session
         event = session.report()
         if event:
@@ -367,7 +369,7 @@ class Link:
     def _check(self, now_ms: int) -> "Any":
         """Do what is due; return the ms to the next check."""
         wait = ticks_diff(self._check_ms, now_ms)
-        if wait <= 0:  # not earlier: events since the last check can only delay what is due
+        if wait <= 0:  # not earlier: events can only delay what is due
             wait = min(self.connection.check(now_ms), _IDLE_MS)
             if self._output.end and not self._stuck:
                 self.write(now_ms)

@@ -621,6 +621,19 @@ def test_timeout_of_0_does_not_wait():
     run(case)
 
 
+@pytest.mark.req("W10", "W11")
+def test_disconnect_while_connect_is_unanswered_reaches_the_broker_which_publishes_no_will():
+    async def case(broker):
+        broker.silent = True
+        mqtt = client(broker, will=("a", "b", 0, False))
+        mqtt.start()
+        await until(lambda: broker.of(1))
+        await mqtt.disconnect()
+        await until(lambda: broker.of(14))
+
+    run(case)
+
+
 @pytest.mark.req("R4", "B4")
 def test_deadline_of_delivered_and_drain_expires_in_an_outage_as_with_a_connection():
     async def case(broker):

@@ -66,6 +66,25 @@ def test_disconnect_ends_if_the_broker_does_not_close():
     assert ticks_diff(ticks_ms(), begin) < PATIENCE_S * 500 and broker.had_closed is False
 
 
+@pytest.mark.req("W10", "W11")
+def test_disconnect_while_connect_is_unanswered_reaches_the_broker_which_publishes_no_will():
+    class Slow(Loopback):
+        def take(self, one):
+            self.packets.append(one)
+            if one[0] == 0xE0:
+                self.drop()
+
+    for level in (3, 4, 5):
+        broker = Slow()
+        mqtt = client(broker, level=level, will=("a", "b", 0, False))
+        mqtt.disconnect()  # nothing was sent: nothing to do
+        mqtt.start()
+        poll_until(mqtt, lambda broker=broker: broker.of(1))
+        mqtt.disconnect()
+        broker()
+        assert [one[0] for one in broker.packets] == [0x10, 0xE0]
+
+
 @pytest.mark.req("Q4", "W11")
 def test_message_stays_the_same_while_its_handler_disconnects_and_the_broker_continues_to_send():
     class Busy(Patient):
