@@ -103,14 +103,15 @@ class Shrunk:
 
 
 def _walk(tree: ast.AST) -> list[ast.AST]:
-    """Return all nodes of a tree, like `ast.walk`, in a third of the time."""
+    """Return all nodes of a tree, like `ast.walk`, in a fifth of the time."""
     found = [tree]
     for node in found:
-        for value in vars(node).values():
-            if isinstance(value, ast.AST):
-                found.append(value)
-            elif isinstance(value, list):
+        for name in node._fields:
+            value = getattr(node, name, None)
+            if type(value) is list:
                 found += [one for one in value if isinstance(one, ast.AST)]
+            elif isinstance(value, ast.AST):
+                found.append(value)
     return found
 
 
