@@ -135,13 +135,13 @@ class Output:
             self._sync()
             self._promised = False  # not reached if the store fails: the next write tries again
         start = self.start
-        n = self._offered or self.end - start
+        # Before the write: Ctrl-C may end it, when TLS has already encrypted these bytes.
+        self._offered = n = self._offered or self.end - start
         done = sock.write(self.buf, start, n)
         if start + n == self.end and done == n:
             self._offered = self.start = self.end = 0
             self.sent_ms = now_ms
             return True
-        self._offered = n
         self.sent(done, now_ms)
         return False
 

@@ -330,6 +330,31 @@ def test_publish_is_read_whole_after_an_interrupt():
     assert fields(decoder) == fields(decoded(second))
 
 
+class InterruptedSocket:
+    """A socket with one packet, which Ctrl-C interrupts when nothing is left."""
+
+    def __init__(self, packet):
+        self.packet = packet
+
+    def readinto(self, room):
+        packet = self.packet
+        if not packet:
+            raise KeyboardInterrupt
+        self.packet = b""
+        room[: len(packet)] = packet
+        return len(packet)
+
+
+@pytest.mark.req("R4")
+def test_packets_before_an_interrupted_read_are_not_read_again():
+    decoder = Decoder(64)
+    sock = InterruptedSocket(encoded(put_publish, b"a/b", b"1", 0))
+    assert decoder.read_from(sock) == 1 and decoder.next() == PUBLISH and decoder.next() == 0
+    with pytest.raises(KeyboardInterrupt):
+        decoder.read_from(sock)
+    assert decoder.next() == 0
+
+
 @pytest.mark.req("W8", "W13")
 def test_known_topic_with_packet_id_0_is_malformed():
     decoder = Decoder(64)

@@ -882,6 +882,35 @@ def test_unsent_write_is_offered_again_with_the_same_length():
     assert output.offer() == 0 and output.start == output.end == 0
 
 
+class TlsSocket:
+    """Encrypts a write before it can send it, as mbedTLS does: the next write only sends that."""
+
+    def __init__(self):
+        self.encrypted = None
+        self.sent = []
+
+    def write(self, buf, start, n):
+        if self.encrypted is None:
+            self.encrypted = bytes(buf[start : start + n])
+            raise KeyboardInterrupt  # while it is encrypted
+        self.sent.append(self.encrypted)
+        self.encrypted = bytes(buf[start + len(self.encrypted) : start + n])
+        return n
+
+
+@pytest.mark.req("R4", "W13")
+def test_interrupted_write_is_repeated_with_the_same_length():
+    output = Output(64, 4, lambda: None)
+    output.open()
+    output.put_copy(b"x" * 20, 20)
+    sock = TlsSocket()
+    with pytest.raises(KeyboardInterrupt):
+        output.write_to(sock, 0)
+    output.put_copy(b"y" * 10, 10)
+    assert not output.write_to(sock, 0) and output.start == 20
+    assert sock.sent == [b"x" * 20] and not sock.encrypted
+
+
 # --- one call interrupts another ---
 
 

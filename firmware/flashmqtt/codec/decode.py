@@ -135,9 +135,9 @@ class Decoder:
             if n:
                 self.end = n = self.end + n
         else:
-            self.at = 0
             n = sock.readinto(self._whole)
-            self.end = n or 0
+            self.end = n or 0  # only now: Ctrl-C may end the read
+            self.at = 0
         if n:
             n = 2 if n == self._size else 1
         return n
