@@ -185,19 +185,21 @@ class Link:
         """
         session = self._session
         session.busy = True
+        output = self._output
         self.stepped_ms = now_ms
         if self._state != _UP:
             event = self._connect(now_ms)
         else:
+            n = self._reads
             # If it was drained, no received packet is left: read first.
             event = NOTHING if self.drained else self._process(now_ms)
             while event != MESSAGE:
                 if event == NOTHING:
                     # The usual case of `write`, and what `has_more` asks first: a call takes 20 us.
                     if (
-                        self._output.end
+                        output.end
                         and (
-                            (self.events == _POLLIN and not self.shaking and self._output.write_to(self.sock, now_ms))
+                            (self.events == _POLLIN and not self.shaking and output.write_to(self.sock, now_ms))
                             or self.write(now_ms)
                         )
                         and (session.cursor != session.store.next_seq or session.partial or session.wants_request)
@@ -205,7 +207,6 @@ class Link:
                     ):
                         event = self._process(now_ms)
                         continue  # the window is larger than the output buffer: send the rest, too
-                    n = self._reads
                     if n >= _READS or self.shaking:  # the write of CONNECT advances the handshake
                         wait = ticks_diff(self._check_ms, now_ms)
                         if wait <= 0 or (self._unproved and session.proved):
@@ -223,20 +224,20 @@ class Link:
                     elif event is not None:
                         raise ConnectionLost(CLOSED_BY_PEER)
                     # A short read has emptied the socket. With TLS more may be decrypted, unseen by poll.
-                    self._reads = n + 1 if event == 2 or (event and self._tls) else _READ_OUT
+                    self._reads = n = n + 1 if event == 2 or (event and self._tls) else _READ_OUT
                     if event or self.drained:
                         self.drained = False
                         event = self._process(now_ms)
                     else:
                         event = NOTHING
                 elif event == DELIVERED:
-                    if ticks_diff(now_ms, self._output.sent_ms) >= _BATCH_MS and session.has_more():
+                    if ticks_diff(now_ms, output.sent_ms) >= _BATCH_MS and session.has_more():
                         self.flush(now_ms)  # refill the window now: the rest of the batch of answers takes time
                     break
                 elif event == OUTPUT:
                     if not self.write(now_ms):
                         self.wait_ms = _IDLE_MS
-                    elif not (self._output.limit or session.partial):  # a QoS 0 message is sent in pieces: `Sending`
+                    elif not (output.limit or session.partial):  # a QoS 0 message is sent in pieces: `Sending`
                         self.wait_ms = _SENDING_MS
                     else:
                         event = self._process(now_ms)

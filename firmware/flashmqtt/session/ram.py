@@ -144,7 +144,7 @@ class RamStore:
         body = bodies[seq]
         bodies[seq] = None
         n = self._spare_count
-        if n < _SPARES and body and _len(body) <= _SPARE_BYTES:
+        if n < _SPARES and body and self._lengths[seq] <= _SPARE_BYTES:  # a longer body has its message's length
             self._spares[n] = body
             self._spare_count = n + 1
 

@@ -130,8 +130,8 @@ class Session:
         # A store in RAM has nothing to make durable.
         self.output = Output(out_bytes, level, store.sync if self._may_be_older else self.sync)
         # Bound methods: on a board, a method lookup in an object with many attributes takes 20 us, an attribute 2 us.
-        self._append = store.append
-        self._finish = store.finish
+        self._append: "Any" = getattr(store, "append", None)  # the collector's store has none
+        self._finish: "Any" = getattr(store, "finish", None)
         self._put_copy = self.output.put_copy
         self.scratch = bytearray(packet_bytes)
         self._first = bytearray(1)  # not `scratch`: a drop asks for a state while `scratch` is being stored
@@ -682,8 +682,7 @@ class Session:
         """
         # Fast path for the most frequent case: an awaited PUBACK, for which the table says _DONE.
         if packet.packet_type == _PUBACK and self.level != _LEVEL_5 and not self.undelivered:
-            store = self.store
-            seq = store.low
+            seq = self.store.low
             seq += (packet.packet_id - seq) % 65535
             states = self.states
             if seq < self.cursor and states[seq & 31] == _AWAIT_PUBACK:
