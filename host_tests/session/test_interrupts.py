@@ -10,7 +10,7 @@ import pytest
 
 from flashmqtt.client import Client
 from flashmqtt.deferred import Deferred
-from flashmqtt.errors import StoreWorn
+from flashmqtt.errors import DeadlineExpired, StoreWorn
 from flashmqtt.flash.ram import RamRegion
 from flashmqtt.journal.held import Held
 from flashmqtt.journal.journal import Journal
@@ -113,6 +113,29 @@ def test_interrupted_finish_publishes_no_qos_2_message_a_second_time(n):
         assert not [one for one in broker.connect(present=1) if one[0] >> 4 == 3]
         broker.give(*[pubcomp(i) for i in ids])
         assert broker.session.store.waiting == 0
+
+
+@pytest.mark.req("S1", "R4")
+@pytest.mark.parametrize("qos", [1, 2])
+def test_message_whose_finish_was_interrupted_is_sent_again_when_its_response_is_overdue(qos):
+    unfinished = 0
+    for at in jumps(RamStore.finish):
+        broker = in_flight(qos, store=RamStore())
+        if qos == 2:
+            broker.give(pubrec(2))
+        assert interrupted(RamStore.finish, at, broker.give, puback(2) if qos == 1 else pubcomp(2))
+        broker.session.publish(b"a", b"later", 1)
+        broker.took()
+        broker.give(puback(3))
+        if broker.session.store.low == broker.handle:
+            unfinished += 1
+            with pytest.raises(DeadlineExpired):
+                broker.connection.check(31000)
+            broker.drop()
+            broker.connect(present=1)
+            broker.give(puback(2) if qos == 1 else pubcomp(2))
+        assert broker.session.store.waiting == 0
+    assert unfinished
 
 
 @pytest.mark.req("Q4", "R4")

@@ -687,8 +687,8 @@ class Session:
             states = self.states
             if seq < self.cursor and states[seq & 31] == _AWAIT_PUBACK:
                 self.flight -= 1
-                states[seq & 31] = _NONE
                 self._finish(seq)
+                states[seq & 31] = _NONE  # last: if Ctrl-C ends `finish`, the answer becomes overdue
                 self.proved = True
                 self.handle = seq
                 return _DELIVERED
@@ -718,7 +718,6 @@ class Session:
         if action == _DONE:
             if seq < self.cursor:
                 self.flight -= 1
-            states[slot] = step >> 4
             self.proved = True
             self.handle = seq
             if self.level == _LEVEL_5 and packet.code >= 0x80 and column != _PUBCOMP:
@@ -727,6 +726,7 @@ class Session:
                 self.load_undelivered().put_aside(_REFUSED, seq)
                 return _REFUSED
             store.finish(seq)
+            states[slot] = step >> 4  # last, as in `acknowledged`
             if column == _PUBACK and state & _STATE == _AWAIT_PUBREC:
                 self.downgraded += 1
             if self.level == _LEVEL_5 or self.undelivered or state > _STATE:
@@ -832,23 +832,22 @@ class Session:
             oldest = max(oldest, self.adopted.overdue_ms(now_ms))
         states = self.states
         retry_ms = self.retry_ms
-        if self.flight:
-            if retry_ms:  # each retry restarts its message's wait; `_stuck_ms` limits the sum
-                low = self.store.low
-                if low != self._stuck:
-                    self._stuck = low
-                    self._stuck_ms = now_ms
-                elif ticks_diff(now_ms, self._stuck_ms) >= _RETRIES * retry_ms:
-                    oldest = max(oldest, ticks_diff(now_ms, self._stuck_ms))
-            for seq in range(self.store.low, self.cursor):
-                slot = seq & 31
-                if states[slot] & _STATE:
-                    age = ticks_diff(now_ms, self.sent_ms[slot])
-                    if retry_ms and age >= retry_ms and seq != self.partial:
-                        if self._put(seq, now_ms):
-                            self.flight -= 1  # it was in flight before
-                    elif age > oldest:
-                        oldest = age
+        if self.flight and retry_ms:  # each retry restarts its message's wait; `_stuck_ms` limits the sum
+            low = self.store.low
+            if low != self._stuck:
+                self._stuck = low
+                self._stuck_ms = now_ms
+            elif ticks_diff(now_ms, self._stuck_ms) >= _RETRIES * retry_ms:
+                oldest = max(oldest, ticks_diff(now_ms, self._stuck_ms))
+        for seq in range(self.store.low, self.cursor):
+            slot = seq & 31
+            if states[slot] & _STATE and not self.store.is_finished(seq):
+                age = ticks_diff(now_ms, self.sent_ms[slot])
+                if retry_ms and age >= retry_ms and seq != self.partial:
+                    if self._put(seq, now_ms):
+                        self.flight -= 1  # it was in flight before
+                elif age > oldest:
+                    oldest = age
         self._waited_ms = oldest
         return oldest
 
