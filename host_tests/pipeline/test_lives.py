@@ -205,6 +205,7 @@ def test_more_devices_than_a_key_can_number_are_refused(monkeypatch, tmp_path):
         list(process(found, landing.table()))
 
 
+@pytest.mark.req("P3", "P4")
 def test_wiped_board_with_life_identity_loses_nothing_in_any_order():
     """The boot message may be lost or late, and duplicates from the old life may arrive after the wipe."""
     old, new = told(OLD, 77), told(NEW, 88)
