@@ -125,6 +125,21 @@ def test_start_of_a_run_deletes_the_temporary_files_of_killed_commands(days, out
     assert [name for name in names if not (out / name).exists()] == names[:6:2]
 
 
+def test_run_can_start_while_another_command_completes_a_file(days, out, monkeypatch):
+    days.take(days=1)
+    temporary = out / ".verdict.json.0badcafe.tmp"
+    temporary.write_bytes(b"{")
+    there = Storage.list
+
+    def completed(storage, *arguments, **named):
+        found = there(storage, *arguments, **named)
+        temporary.unlink(missing_ok=True)
+        return found
+
+    monkeypatch.setattr(Storage, "list", completed)
+    days.output.prepare(2)
+
+
 def test_orphans_exclude_files_of_the_batch_in_progress(local, days, out):
     days.take(days=2)
     (name, *_) = days.output.files("readings")

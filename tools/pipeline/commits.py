@@ -122,8 +122,9 @@ class Output:
         for directory in WITH_TEMPORARY:
             for name in storage.list(directory, recursive=bool(directory)):
                 path = f"{directory}/{name}".lstrip("/")
-                if TEMPORARY.search(path) and storage.modified_s(path) < time.time() - KILLED_S:
-                    storage.delete(path)
+                with suppress(FileNotFoundError):  # a command that is active has completed it
+                    if TEMPORARY.search(path) and storage.modified_s(path) < time.time() - KILLED_S:
+                        storage.delete(path)
         if storage.exists(FORMAT_FILE):
             found = self.check_format()
             if found != buckets:
