@@ -2,9 +2,11 @@
 
 import pytest
 
+from flashmqtt.journal.journal import Journal
 from host_tests.journal.mutations import Mutation
 from tools.proof.powercut import lives
 from tools.proof.powercut.adversary import Plan, enumerate_plan
+from tools.proof.powercut.cuts import run_script
 
 
 @pytest.mark.req("S1", "S2", "S4", "S6")
@@ -77,3 +79,8 @@ def test_check_detects_each_mutation(name):
             if enumerate_plan(plan, jobs=1).broken:
                 return
     pytest.fail("nothing noticed")
+
+
+def test_check_after_a_cut_detects_a_flush_that_makes_no_finished_message_durable(monkeypatch):
+    monkeypatch.setattr(Journal, "flush", Journal.sync)
+    assert run_script("duty", 1, 0, 0)[1]

@@ -135,7 +135,7 @@ class Script:
         self._again(driver)
         run(driver, "e")
         self._again(driver)
-        run(driver, "a200 a200 f f " * (self.sectors * 8 if thorough else 1) + "a200 u", strict=True)
+        run(driver, "a200 a200 f f " * (self.sectors * 8 if thorough else 1) + "a200 a200 f u", strict=True)
         self._again(driver)
         model.check(driver.journal, *drain(driver.journal))
         if flash.violations:
