@@ -96,6 +96,25 @@ def test_bytes_before_a_reset_are_read_after_a_failed_write():
     assert asyncio.run(read_after_reset()) == [b"\xe0\x01\x81", b""]
 
 
+def test_last_message_comes_only_after_the_acknowledgements_of_the_right_qos():
+    async def told(*acknowledgements):
+        broker = await HostileBroker(WRONGS[0], "", 4, "t").start()
+        reader, writer = await asyncio.open_connection("127.0.0.1", broker.port)
+        writer.write(packets.connect("board") + packets.subscribe(1, [("t/in", 2)]))
+        writer.write(b"".join(packets.ack(*one) for one in acknowledgements) + packets.PING)
+        codec, came = packets.Reader(4), []
+        while not came or came[-1].kind != packets.PINGRESP:
+            came += codec.feed(await reader.read(1000))
+        writer.close()
+        await broker.stop()
+        return any(one.kind == packets.PUBLISH and one.payload == b"end" for one in came)
+
+    right = (packets.PUBACK, 1), (packets.PUBREC, 2), (packets.PUBCOMP, 2)
+    assert asyncio.run(told(*right))
+    assert not asyncio.run(told((packets.PUBREC, 1), (packets.PUBCOMP, 1), *right[1:]))
+    assert not asyncio.run(told(right[0], (packets.PUBACK, 2)))
+
+
 def test_fault_names_are_unique_and_ids_find_their_case():
     assert len({wrong.name for wrong in WRONGS}) == len(WRONGS)
     assert len({str(case) for case in ALL}) == len(ALL)

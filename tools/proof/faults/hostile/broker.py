@@ -231,7 +231,9 @@ class HostileBroker:
             await self._at("suback")
         elif packet.kind == p.PINGREQ:
             await self._send(p.PONG)
-        elif packet.kind in (p.PUBLISH, p.PUBREL) or packet.packet_id in self._session.unanswered:
+        elif packet.kind in (p.PUBLISH, p.PUBREL) or (
+            packet.packet_id in self._session.unanswered and (packet.kind == p.PUBACK) == (packet.packet_id != Y_ID)
+        ):
             if packet.kind == p.PUBLISH:
                 self._published(packet)
             before, after = MOMENTS_OF_PUBLISH[packet.qos] if packet.kind == p.PUBLISH else MOMENTS_OF[packet.kind]
