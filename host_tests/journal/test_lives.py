@@ -5,6 +5,7 @@ import pytest
 from flashmqtt.journal.journal import Journal
 from host_tests.journal.mutations import Mutation
 from tools.proof.powercut import lives
+from tools.proof.powercut.__main__ import main
 from tools.proof.powercut.adversary import Plan, enumerate_plan
 from tools.proof.powercut.cuts import run_script
 
@@ -84,3 +85,9 @@ def test_check_detects_each_mutation(name):
 def test_check_after_a_cut_detects_a_flush_that_makes_no_finished_message_durable(monkeypatch):
     monkeypatch.setattr(Journal, "flush", Journal.sync)
     assert run_script("duty", 1, 0, 0)[1]
+
+
+def test_replayed_life_without_a_cut_holds(capsys):
+    number = next(number for number in range(50) if not lives.first_mounts(number))
+    assert main(["--replay", f"first-mounts/{number}"]) == 0
+    assert capsys.readouterr().out == f"first-mounts/{number}: holds, 0 cuts\n"

@@ -75,13 +75,13 @@ def run_plans(names: tuple[str, ...]) -> tuple[int, list[tuple[str, str]]]:
     return cuts, broken
 
 
-def replay(case: str) -> int:
-    """Run one case; raise its error; return how many cuts it has, 0 if there is no such case."""
+def replay(case: str) -> int | None:
+    """Run one case; raise its error; return how many cuts it has, None if there is no such case."""
     name, _, number = case.partition("/")
     script, _, geometry = name.partition("@")
     if name in SAMPLED and number.isdecimal():
-        cuts = SAMPLED[name](int(number))
-    elif name == "adversary":
+        return SAMPLED[name](int(number))
+    if name == "adversary":
         cuts, broken = run_plans((number,))
         if broken:
             raise SystemExit(1)
@@ -89,7 +89,7 @@ def replay(case: str) -> int:
         cuts, _ = run_script(script, 99, 1, 99, only=case, geometry=geometry or "rp2")
     else:
         cuts = 0
-    return cuts
+    return cuts or None
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -102,7 +102,7 @@ def main(argv: list[str] | None = None) -> int:
     options = parser.parse_args(argv)
     if options.replay:
         cuts = replay(options.replay)
-        if not cuts:
+        if cuts is None:
             parser.error(f"argument --replay: there is no case {options.replay}")
         print(f"{options.replay}: holds, {cuts} cuts")
         return 0
