@@ -84,7 +84,7 @@ wire-audit: setup ## Audit captured MQTT traffic (ARGS="--captures DIR --out DIR
 
 ##@ The proofs
 
-powercut: setup ## Cut the power at every flash operation, and again during the recovery; print the number of cuts (SHORT=1: one minute; REPLAY=id)
+powercut: setup ## Cut the power at every flash operation, and again during the recovery; print the number of cuts (SHORT=1: some minutes; REPLAY=id)
 	@$(PY) -m tools.proof.powercut $(if $(SHORT),--short) $(if $(REPLAY),--replay "$$REPLAY")
 	@$(if $(REPLAY),,$(PY) -m host_tests.journal.flips $(if $(SHORT),29))
 

@@ -5,7 +5,7 @@ after some of these cuts the recovery is cut, too. An adversary tries every chai
 chains on larger ones. First mounts are cut. In random lives, cuts accumulate and sectors become bad. The counts go to
 build/powercut.json.
 
-    --short            a minute of CPU: fewer variants, fewer pairs, fewer plans
+    --short            some minutes: fewer variants, fewer pairs, fewer plans
     --script NAME      only this script (may be repeated); also: lives, adversary, chains, first-mounts
     --replay ID        one case alone, with the id that a failure printed, and the whole error
 
@@ -96,7 +96,7 @@ def main(argv: list[str] | None = None) -> int:
     """Run; return the exit status."""
     scripts = [s[0] for s in SCRIPTS]
     parser = parser_of("tools.proof.powercut", __doc__)
-    parser.add_argument("--short", action="store_true", help="about a minute of CPU")
+    parser.add_argument("--short", action="store_true", help="some minutes")
     parser.add_argument("--script", action="append", choices=[*scripts, *SAMPLED, "adversary"], help="only this one")
     parser.add_argument("--replay", metavar="ID", help="one case, with its printed id")
     options = parser.parse_args(argv)
