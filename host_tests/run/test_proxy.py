@@ -90,6 +90,16 @@ def test_stop_waits_for_a_pending_connection_and_resets_it(monkeypatch):
     asyncio.run(_through_a_proxy(scenario))
 
 
+def test_packet_whose_length_has_no_end_is_passed_on_as_it_comes():
+    async def scenario(proxy, reader, writer):
+        writer.write(PUBLISH + b"\x30\x80\x80\x80")
+        assert await reader.readexactly(len(PUBLISH)) == PUBLISH
+        writer.write(b"\x80\x80")
+        assert await asyncio.wait_for(reader.readexactly(6), 5) == b"\x30" + b"\x80" * 5
+
+    asyncio.run(_through_a_proxy(scenario))
+
+
 def test_cut_inside_a_packet_passes_a_part_and_then_resets():
     async def scenario(proxy, reader, writer):
         proxy.cut_inside_a_packet()

@@ -57,9 +57,15 @@ def _variable(octets: bytes | bytearray, at: int) -> "tuple[int, int]":
 
 
 def packet_end(octets: bytes | bytearray, start: int = 0) -> int:
-    """Return the end of the packet that begins at `start`, or 0 if it is incomplete."""
-    n, at = _variable(octets, start + 1)
-    return at + n if at and at + n <= len(octets) else 0
+    """Return the end of the packet that begins at `start`, or 0 if it is incomplete.
+
+    All bytes belong to a packet whose length takes more than four.
+    """
+    n, used = _variable(octets[start + 1 : start + 5], 0)
+    if not used and len(octets) >= start + 5:
+        return len(octets)
+    end = start + 1 + used + n
+    return end if used and end <= len(octets) else 0
 
 
 def split(octets: bytes) -> "tuple[list[bytes], bytes]":
