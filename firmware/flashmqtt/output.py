@@ -88,11 +88,14 @@ class Output:
         pack_into(">HH", self.buf, end, 0x4002, packet_id)
         self.end = end + 4
 
-    def put_copy(self, buf: "Any", n: int) -> None:
-        """Put the packet in buf[:n]. The caller has checked that it fits."""
+    def put_copy(self, buf: "Any", n: int) -> bool:
+        """Put the packet in buf[:n]; return False if there is no room."""
         end = self.end
+        if self.limit - end < n:
+            return False
         raw_copy(self.buf, buf, n, end, 0)
         self.end = end + n
+        return True
 
     def put_stored(self, store: "Any", seq: int, offset: int, n: int, dup: bool) -> int:
         """Put n bytes of a stored PUBLISH from offset, for which there is room; return the first byte as stored."""

@@ -356,23 +356,22 @@ class Session:
     def store_packet(self, n: int, now_ms: int) -> "Any":
         """Store the PUBLISH in scratch[:n], which has the next message's id. Unless now_ms is -1, put it at once."""
         # (No new local here: a frame over 11 words is allocated on the heap, which takes 25 us.)
-        store = self.store
         seq = self._append(self.scratch, n)
-        if seq and seq == self.cursor and now_ms >= 0:
-            output = self.output
-            if (
-                output.limit - output.end >= n
-                and self.flight < self.quota
-                and seq - store.low < _WINDOW
-                and self._direct
-                and not self.request_id  # a SUBSCRIBE may have the same packet id: let `pump` compare
-            ):
-                self._put_copy(self.scratch, n)
-                slot = seq & 31
-                self.states[slot] = self.scratch[0] >> 1 & 3  # _AWAIT_PUBACK or _AWAIT_PUBREC
-                self.sent_ms[slot] = now_ms
-                self.flight += 1
-                self.cursor = self.dup_to = seq + 1
+        if (
+            seq
+            and seq == self.cursor
+            and now_ms >= 0
+            and self.flight < self.quota
+            and seq - self.store.low < _WINDOW
+            and self._direct
+            and not self.request_id  # a SUBSCRIBE may have the same packet id: let `pump` compare
+            and self._put_copy(self.scratch, n)
+        ):
+            slot = seq & 31
+            self.states[slot] = self.scratch[0] >> 1 & 3  # _AWAIT_PUBACK or _AWAIT_PUBREC
+            self.sent_ms[slot] = now_ms
+            self.flight += 1
+            self.cursor = self.dup_to = seq + 1
         return seq
 
     def put_unstored(self, topic: "Any", payload: "Any", retain: bool = False, properties: "Any" = None) -> "Any":
