@@ -213,17 +213,26 @@ def test_journal_is_placed_in_free_flash():
         chip.blank_run(b"a" * len(room))
 
 
-@pytest.mark.parametrize("case, kind", sorted({(case, kind) for case, _, kind in chip.FIGURES.values()}))
-def test_board_measures_each_operation_of_a_case(tmp_path, case, kind):
-    image = tmp_path / "image"
+def _measured(image, kind, case, before=""):
     image.write_bytes(chip.prepared(kind))
     script = (
-        "import chip\nfrom flashmqtt.flash.block import BlockRegion\n"
+        f"import chip\nfrom flashmqtt.flash.block import BlockRegion\n{before}"
         f"print(chip.measure({case!r}, 3, lambda: BlockRegion(chip.Memory({str(image)!r}))))"
     )
     path = f".frozen:{codec.module_path()}:{chip.DEVICE.parent}"
-    took = ast.literal_eval(program.ran([program.MICROPYTHON, "-X", "heapsize=2M", "-c", script], path).stdout)
+    return ast.literal_eval(program.ran([program.MICROPYTHON, "-X", "heapsize=2M", "-c", script], path).stdout)
+
+
+@pytest.mark.parametrize("case, kind", sorted({(case, kind) for case, _, kind in chip.FIGURES.values()}))
+def test_board_measures_each_operation_of_a_case(tmp_path, case, kind):
+    took = _measured(tmp_path / "image", kind, case)
     assert len(took) == (1 if case in ("import", "mount") else 3)
+
+
+@pytest.mark.parametrize("case", ("ram1", "ram2", "in1"))
+def test_slow_machine_does_not_end_the_connection_that_is_measured(tmp_path, case):
+    pause = "import time\nticks = chip.ticks_us\nchip.ticks_us = lambda: time.sleep_ms(20) or ticks()\n"
+    assert len(_measured(tmp_path / "image", "empty", case, pause)) == 3
 
 
 @pytest.mark.parametrize("case", codec.CASES)
