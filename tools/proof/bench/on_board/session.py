@@ -61,7 +61,9 @@ class Ours(Taken):
     def __init__(self, journal):
         from flashmqtt.backoff import Backoff
         from flashmqtt.client import Client
+        from flashmqtt.errors import StoreFull
 
+        self.full = StoreFull
         store = None
         if journal:
             from flashmqtt.journal.journal import Journal
@@ -79,7 +81,7 @@ class Ours(Taken):
         else:
             from flashmqtt.session.ram import RamStore
 
-            store = RamStore(COUNT + 10)
+            store = RamStore()
         self.mqtt = Client(
             "127.0.0.1",
             PORT,
@@ -95,8 +97,13 @@ class Ours(Taken):
         self.mqtt.connect(5)
 
     def publish(self):
-        """Publish one message."""
-        self.mqtt.publish(TOPIC, PAYLOAD, QOS)
+        """Publish one message, as soon as the store has room."""
+        while True:
+            try:
+                self.mqtt.publish(TOPIC, PAYLOAD, QOS)
+                break
+            except self.full:
+                self.mqtt.poll(1000)
 
     def finish(self):
         """Wait until all is acknowledged."""
@@ -184,7 +191,7 @@ def take_aio():
 
     async def main():
         taken = Taken()
-        async with Client("127.0.0.1", PORT, "bench-aio", RamStore(COUNT)) as client:
+        async with Client("127.0.0.1", PORT, "bench-aio", RamStore()) as client:
             await client.subscribe("bench/in", QOS)
             gc.collect()
             print("ready")
