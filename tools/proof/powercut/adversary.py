@@ -51,8 +51,10 @@ class Cells(Region):
         self.state = list(state)
         self.image = image = bytearray(b"\xff" * (size * self.sectors))
         self.open: list[list] = [[] for _ in range(self.sectors)]
+        self.ends = [0] * self.sectors  # behind the last unit of each
         for sector, units in enumerate(state):
             for offset, content, firm in units:
+                self.ends[sector] = max(self.ends[sector], offset + len(content))
                 if firm:
                     at = sector * size + offset
                     image[at : at + len(content)] = content
@@ -73,6 +75,7 @@ class Cells(Region):
         other.state = list(self.state)
         other.image = bytearray(self.image)
         other.open = [list(units) for units in self.open]
+        other.ends = list(self.ends)
         other.path = list(self.path)
         return other
 
@@ -143,7 +146,7 @@ class Cells(Region):
         units = self.state[sector]
         same = None
         alone = True
-        for unit in units:
+        for unit in units if start < self.ends[sector] else ():
             at, old, _firm = unit
             if at < start + len(content) and start < at + len(old):
                 for i in range(max(at, start), min(at + len(old), start + len(content))):
@@ -170,6 +173,7 @@ class Cells(Region):
         cut, done = _intern.setdefault(cut, cut), _intern.setdefault(done, done)
         self._passes(sector, cut)
         self.state[sector] = done
+        self.ends[sector] = max(self.ends[sector], start + len(content))
         if same is None or done is not units or same[2]:
             at = sector * size + start
             if alone:
@@ -189,30 +193,26 @@ class Cells(Region):
         self._passes(sector, _intern.setdefault(cut, cut))
         self.state[sector] = ()
         self.open[sector] = []
+        self.ends[sector] = 0
         size = self.sector_bytes
         self.image[sector * size : (sector + 1) * size] = b"\xff" * size
 
     def _needed(self):
         """Return the sectors of the chain that begins at the newest firm sector."""
         headers: dict = {}
-        records: dict = {}
+        counting: dict = {}
         for sector, units in enumerate(self.state):
-            firm = {at: content for at, content, how in units if how}
-            if len(firm.get(0, b"")) >= 70:  # the last bytes of its CRC may be FF
-                headers[sector] = firm[0]
-            # A record's CRC may begin with FF.
-            records[sector] = [(at, content[5 - at % 4]) for at, content in sorted(firm.items()) if at]
-        counting = {
-            int.from_bytes(header[8:12], "little"): sector
-            for sector, header in headers.items()
-            if any(kind & 0x4F not in CARRIED for _, kind in records[sector])
-        }
+            header, counts, voids = outline(units)
+            if header:
+                headers[sector] = header
+                if counts:
+                    counting[int.from_bytes(header[8:12], "little")] = sector, voids
         head = -1
         void_to = 0
-        for sequence, sector in sorted(counting.items()):
+        for sequence, (sector, voids) in sorted(counting.items()):
             if sequence > void_to:
                 head = sector
-                void_to = sequence + 64 * len([kind for _, kind in records[sector] if kind & 0x4F == 0x43])
+                void_to = sequence + 64 * voids
         found = []
         tail = headers[head][50] | headers[head][51] << 8 if head >= 0 else -1
         while head in headers and tail not in found:
@@ -231,6 +231,22 @@ class Cells(Region):
             return None
         path[-1] += 1
         return path
+
+
+def outline(units):
+    """Return of a sector: its firm header or b"", whether its firm records make it count, and how many make others void."""
+    known = _outlines.get(units)
+    if known is None:
+        firm = {at: content for at, content, how in units if how}
+        header = firm.pop(0, b"")
+        kinds = [content[5 - at % 4] & 0x4F for at, content in firm.items()]  # a record's CRC may begin with FF
+        whole = len(header) >= 70  # the last bytes of its CRC may be FF
+        known = header if whole else b"", any(kind not in CARRIED for kind in kinds), kinds.count(0x43)
+        _outlines[units] = known
+    return known
+
+
+_outlines: dict = {}
 
 
 def check(journal, model):
@@ -310,6 +326,16 @@ def canonical(units):
 _canonical: dict = {}
 
 
+def everything(driver):
+    """Return a hash of all that decides what a mounted journal does next. Most readings of a state end in few of them."""
+    region, journal = driver.journal.region, driver.journal
+    ram = [value for part in (journal, journal._held) if part for value in vars(part).values()]
+    ram = [bytes(value) if isinstance(value, (bytearray, array)) else value for value in ram]
+    ram = [value for value in ram if isinstance(value, (int, bytes))]
+    flash = (*map(canonical, region.state), bytes(region.image), repr(region.open))
+    return hash((flash, tuple(ram), driver.model.freeze()))
+
+
 def start_state(plan):
     """Run the start of a plan; return (state, promises)."""
     region = Cells(plan.sectors, plan.sector_bytes, plan.page)
@@ -324,9 +350,9 @@ def start_state(plan):
 class Case:
     """One state, and all programs and readings of a boot in it."""
 
-    def __init__(self, plan, state, frozen, level, last, whole):
+    def __init__(self, plan, state, frozen, level, last, used):
         self.plan, self.state, self.frozen, self.level = plan, state, frozen, level
-        self.last, self.whole = last, whole
+        self.last, self.used = last, used
         self.letters = plan.letters[min(level, len(plan.letters) - 1)]
         self.steps = 0 if last else plan.steps[min(level, len(plan.steps) - 1)]
         self.children: list = []
@@ -345,7 +371,8 @@ class Case:
                 journal = mount(region, self.plan.policy)
                 check(journal, model)
                 driver = Driver(journal, model, self.level + 1)
-                if self.whole:
+                if self.used is not None and (key := everything(driver)) not in self.used:
+                    self.used.add(key)
                     work_on(driver)
             except BREAKS as error:
                 self._fail(region, "", error)
@@ -384,12 +411,14 @@ def _chunk(numbers):
     """Run a share of a level's states; a process of the pool does this."""
     plan, level, states = _work["plan"], _work["level"], _work["states"]
     last = level == plan.cuts
-    seen = _work.setdefault("seen", set())
+    seen, used = _work.setdefault("seen", set()), _work.setdefault("used", set())
     found, broken = [], []
     boots = cuts = 0
     for number in numbers:
         state, frozen = states[number]
-        case = Case(plan, state, frozen, level, last, last and (number % 8 == 0 or len(states) < 10000))
+        case = Case(
+            plan, state, frozen, level, last, used if last and (number % 8 == 0 or len(states) < 10000) else None
+        )
         try:
             case.run()
         except Lost as error:
