@@ -35,26 +35,20 @@ async def run_cases(
         workers: each runs one case at a time.
         report: receives each verdict, and returns further cases to run.
     """
-    waiting = list(cases)[::-1]
-    busy = 0
-    changed = asyncio.Condition()
+    waiting: asyncio.LifoQueue[Any] = asyncio.LifoQueue()
+
+    def add(some: Iterable[Any]) -> None:
+        for case in some:
+            waiting.put_nowait(case)
 
     async def work(worker: Worker) -> None:
-        nonlocal busy
         while True:
-            async with changed:
-                await changed.wait_for(lambda: waiting or not busy)  # noqa: B023
-                if not waiting:
-                    return
-                case = waiting.pop()
-                busy += 1
-            try:
-                waiting.extend(report(await worker(case)) or ())
-            finally:
-                async with changed:
-                    busy -= 1
-                    changed.notify_all()
+            add(report(await worker(await waiting.get())) or ())
+            waiting.task_done()
 
+    add(list(cases)[::-1])
     async with asyncio.TaskGroup() as group:
-        for worker in workers:
-            group.create_task(work(worker))
+        tasks = [group.create_task(work(worker)) for worker in workers]
+        await waiting.join()
+        for task in tasks:
+            task.cancel()
