@@ -18,6 +18,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from collections import Counter
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -38,7 +39,8 @@ from tools.landing.lock import LandingInUse
 from tools.landing.log import DiskFull, LandingDamaged, LandingStalled, read_log
 from tools.landing.segments import find_segments
 from tools.landing.store import LandingStore
-from tools.proof.collector_kills import kill_collector
+from tools.proof.collector_kills import Outcome, kill_collector
+from tools.proof.soak.judge import Landing
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_S = 60  # on a busy machine
@@ -960,8 +962,28 @@ def send(port, packets, answers):
 def test_random_kills_under_load_lose_nothing_and_duplicate_no_message(tmp_path):
     outcome = asyncio.run(kill_collector(tmp_path, kills=3, seed=int(time.time())))
     assert outcome.missing == {1: 0, 2: 0}
-    assert outcome.twice == {1: 0, 2: 0}
+    assert outcome.repeated == {1: 0, 2: 0}
     assert outcome.published[2] > 100
+    assert outcome.holds
+
+
+@pytest.mark.parametrize(
+    ("found", "holds"),
+    [
+        ({0: {"1:0": 1}, 1: {"1:0": 1}, 2: {"2:0": 1}}, True),
+        ({0: {}, 1: {}, 2: {"2:0": 1}}, False),
+        ({0: {"1:0": 1}, 1: {}, 2: {"2:0": 1}}, False),  # only a copy
+        ({0: {}, 1: {"1:0": 2}, 2: {"2:0": 1}}, False),
+        ({0: {}, 1: {"1:0": 1}, 2: {"2:0": 2}}, False),
+        ({0: {"2:0": 1}, 1: {"1:0": 1}, 2: {"2:0": 1}}, False),  # QoS 2 has no copies
+        ({0: {}, 1: {"1:0": 1, "2:0": 1}, 2: {"2:0": 1}}, False),
+        ({0: {}, 1: {"1:0": 1}, 2: {"2:0": 1, "2:9": 1}}, False),
+    ],
+)
+def test_planted_loss_repetition_or_strange_message_is_found(found, holds):
+    assert (
+        Outcome({1: {"1:0"}, 2: {"2:0"}}, Landing({qos: Counter(some) for qos, some in found.items()})).holds == holds
+    )
 
 
 @needs_mosquitto

@@ -168,12 +168,12 @@ def test_wear_without_an_image_is_zero(tmp_path):
     assert (wear.erases, wear.spread) == ({}, 0)
 
 
-def segment(directory, number, rows):
+def segment(directory, number, rows, first):
     count = len(rows)
     columns = {
         "collector": ["c"] * count,
         "segment": [number] * count,
-        "row": list(range(count)),
+        "row": list(range(first, first + count)),
         "arrival": [0] * count,
         "topic": ["flashmqtt/board-1/readings"] * count,
         "qos": [qos for qos, _ in rows],
@@ -185,15 +185,27 @@ def segment(directory, number, rows):
     pq.write_table(pa.table(columns, schema=parquet.SCHEMA), directory / segments.file_name("c", number))
 
 
+def totals(landed):
+    return landed.messages, landed.distinct, landed.again
+
+
 def test_duplicates_in_the_landing_are_counted_by_qos(tmp_path):
-    segment(tmp_path, 1, [(1, b"one"), (2, b"two"), (2, b"three")])
-    assert judge.landing(tmp_path) == judge.Landing(3, 3, {1: 0, 2: 0})
-    segment(tmp_path, 2, [(1, b"one"), (1, b"one"), (2, b"three")])
-    assert judge.landing(tmp_path) == judge.Landing(6, 3, {1: 2, 2: 1})
+    segment(tmp_path, 1, [(1, b"one"), (2, b"two"), (2, b"three")], 1)
+    assert totals(judge.landing(tmp_path)) == (3, 3, {0: 0, 1: 0, 2: 0})
+    segment(tmp_path, 2, [(1, b"one"), (1, b"one"), (2, b"three"), (0, b"one")], 4)
+    assert totals(judge.landing(tmp_path)) == (7, 3, {0: 0, 1: 2, 2: 1})
+
+
+@pytest.mark.parametrize(("number", "first", "what"), [(3, 2, "segments"), (2, 3, "rows"), (2, 1, "rows")])
+def test_gap_in_the_landing_is_found(tmp_path, number, first, what):
+    segment(tmp_path, 1, [(1, b"one")], 1)
+    segment(tmp_path, number, [(1, b"two")], first)
+    with pytest.raises(AssertionError, match=f"numbers of its {what} have gaps"):
+        judge.landing(tmp_path)
 
 
 def test_empty_landing_has_no_messages(tmp_path):
-    assert judge.landing(tmp_path) == judge.Landing(0, 0, {1: 0, 2: 0})
+    assert totals(judge.landing(tmp_path)) == (0, 0, {0: 0, 1: 0, 2: 0})
 
 
 def test_heap_samples_come_from_the_readings_table(tmp_path):

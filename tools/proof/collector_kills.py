@@ -15,18 +15,15 @@ import random
 import sys
 import tempfile
 import time
-from collections import Counter
-from dataclasses import dataclass, field
 from pathlib import Path
-
-import pyarrow.parquet as pq
 
 from tools.broker import Broker
 from tools.command import ended, named, number, parser_of, progress_bar
-from tools.landing.segments import find_segments
 from tools.proof import counts
 from tools.proof.chain import Collector
 from tools.proof.faults.peer import Peer
+from tools.proof.soak import judge
+from tools.proof.soak.judge import Landing
 
 CONFIGURATION = "max_inflight_messages 2000\nautosave_on_changes false\nautosave_interval 1800\nlog_type none"
 SEGMENTS = ("--segment-rows", "700", "--segment-seconds", "0.7")
@@ -40,68 +37,32 @@ MOST_IN_A_LIFE = 1200
 
 
 class Publisher(Peer):
-    """Publishes numbered messages, at QoS 1 and 2 in turn."""
+    """Publishes numbered messages, at QoS 1 and 2 in turn; `sent`: their payloads, by QoS."""
 
     def __init__(self, port: int) -> None:
         super().__init__(port, "publisher", clean=False)
-        self.sent: Counter[int] = Counter()
+        self.sent: dict[int, set[bytes]] = {1: set(), 2: set()}
 
     def publish(self, count: int) -> None:
         """Publish so many messages."""
         for _ in range(count):
-            qos = 1 + self.sent.total() % 2
-            text = b"%d:%d:" % (qos, self.sent[qos])
-            self.send(f"flashmqtt/device{self.sent[qos] % 7}/readings", text * 5, qos)
-            self.sent[qos] += 1
+            qos = 1 if len(self.sent[1]) == len(self.sent[2]) else 2
+            number = len(self.sent[qos])
+            payload = b"%d:%d:" % (qos, number) * 5
+            self.send(f"flashmqtt/device{number % 7}/readings", payload, qos)
+            self.sent[qos].add(payload)
 
 
-@dataclass
 class Outcome:
-    """The messages in the segments, compared with the published ones."""
+    """The messages in the segments, compared with the published ones: `missing` and `repeated`, by QoS."""
 
-    kills: int
-    published: dict[int, int]
-    missing: dict[int, int] = field(default_factory=dict)
-    twice: dict[int, int] = field(default_factory=dict)
-    copies: int = 0
-    segments: int = 0
-
-    @property
-    def holds(self) -> bool:
-        """Whether no message is missing or there twice."""
-        return not any(self.missing.values()) and not any(self.twice.values())
-
-    def counted(self) -> dict[str, int]:
-        """Return the figures."""
-        return {
-            "kills": self.kills,
-            "published": sum(self.published.values()),
-            "missing": sum(self.missing.values()),
-            "repeated": self.twice[2],
-        }
-
-
-def count(landing: Path, published: dict[int, int], kills: int) -> Outcome:
-    """Compare the segments with what was published."""
-    sealed = find_segments(landing)
-    assert [segment.number for segment in sealed] == list(range(1, len(sealed) + 1)), "a segment is missing"
-    tables = [pq.read_table(segment.path, columns=["row", "qos", "dup", "payload"]) for segment in sealed]
-    rows = [row for table in tables for row in table.to_pylist()]
-    assert sorted(row["row"] for row in rows) == list(range(1, len(rows) + 1)), "the row ordinals have gaps"
-    outcome = Outcome(kills, published, segments=len(sealed))
-    found = {qos: Counter[int]() for qos in published}
-    for row in rows:
-        qos, ordinal = map(int, row["payload"].split(b":")[:2])
-        if row["dup"] and not row["qos"]:
-            assert qos == 1
-            outcome.copies += 1
-        else:
-            assert qos == row["qos"]
-            found[qos][ordinal] += 1
-    for qos, there in found.items():
-        outcome.missing[qos] = published[qos] - len(there.keys() & set(range(published[qos])))
-        outcome.twice[qos] = there.total() - len(there)
-    return outcome
+    def __init__(self, sent: dict[int, set[bytes]], landed: Landing):
+        self.published = {qos: len(payloads) for qos, payloads in sent.items()}
+        self.missing = {qos: len(payloads - landed.found[qos].keys()) for qos, payloads in sent.items()}
+        self.repeated = {qos: landed.again[qos] for qos in sent}
+        self.copies, self.segments = landed.found[0].total(), landed.segments
+        strange = [landed.found[0].keys() - sent[1], *(landed.found[qos].keys() - sent[qos] for qos in sent)]
+        self.holds = not any((*self.missing.values(), *self.repeated.values(), *strange))
 
 
 async def kill_collector(directory: Path, kills: int, seed: int) -> Outcome:
@@ -134,7 +95,7 @@ async def kill_collector(directory: Path, kills: int, seed: int) -> Outcome:
             await publisher.stop()
             for _ in range(DRAINS):  # on a busy machine, mosquitto may send nothing for longer than `drain` waits
                 await collector.drain()
-                outcome = count(collector.landing, dict(publisher.sent), kills)
+                outcome = Outcome(publisher.sent, judge.landing(collector.landing))
                 if not any(outcome.missing.values()):
                     break
         finally:
@@ -155,11 +116,13 @@ def main(argv: list[str] | None = None) -> int:
     for qos in (1, 2):
         print(
             f"QoS {qos}: {outcome.published[qos]} published, {outcome.missing[qos]} missing, "
-            f"{outcome.twice[qos]} more than once" + (f", {outcome.copies} copies marked" if qos == 1 else "")
+            f"{outcome.repeated[qos]} more than once" + (f", {outcome.copies} copies marked" if qos == 1 else "")
         )
-    counts.write("collector_kills", outcome.counted())
+    published, missing = sum(outcome.published.values()), sum(outcome.missing.values())
+    counted = {"kills": arguments.kills, "published": published, "missing": missing, "repeated": outcome.repeated[2]}
+    counts.write("collector_kills", counted)
     verdict = "holds" if outcome.holds else "BROKEN"
-    print(f"{outcome.kills} kills, {outcome.segments} segments, seed {arguments.seed}: {verdict}")
+    print(f"{arguments.kills} kills, {outcome.segments} segments, seed {arguments.seed}: {verdict}")
     return 0 if outcome.holds else 1
 
 

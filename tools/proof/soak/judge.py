@@ -16,20 +16,19 @@ least of the earlier half. About one boot in five loads a module: fewer than FEW
 that: recovery erases the sector again that was erased ahead, because a sector that only looks blank can't be trusted. Which
 sector that is, is random: CHANCE standard deviations are allowed in addition.
 
-**Delivery** is judged by the pipeline's audit. This module checks only one thing that the audit does not: that the landing has no
-message twice that was sent at QoS 2.
+**Delivery** is judged by the pipeline's audit. This module checks what the audit does not: that the landing has no message twice
+that was sent at QoS 2, and that no segment and no row is missing.
 """
 
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
@@ -169,26 +168,45 @@ def missing(tables: Path) -> int:
 
 @dataclass(frozen=True)
 class Landing:
-    """What the collector landed.
+    """What the collector landed. A payload contains its message's identity: no two messages have the same bytes.
 
     Attributes:
-        messages: how many there are; distinct: without repetitions.
-        again: those that are there more than once, by the QoS they were delivered with.
+        found: the payloads, by QoS; 0: those that the collector has marked as copies.
     """
 
-    messages: int
-    distinct: int
-    again: dict[int, int]
+    found: dict[int, Counter[bytes]]
+    segments: int = 0
+
+    @property
+    def messages(self) -> int:
+        """How many messages there are."""
+        return sum(payloads.total() for payloads in self.found.values())
+
+    @property
+    def distinct(self) -> int:
+        """How many there are without repetitions."""
+        return len(set().union(*self.found.values()))
+
+    @property
+    def again(self) -> dict[int, int]:
+        """How many are there more than once, by the QoS they were delivered with."""
+        return {qos: payloads.total() - len(payloads) for qos, payloads in self.found.items()}
 
 
 def landing(directory: Path) -> Landing:
-    """Count the messages in the segments. A payload contains its message's identity: no two messages have the same bytes."""
-    tables = [pq.read_table(segment.path, columns=["qos", "payload"]) for segment in find_segments(directory)]
-    if not tables:
-        return Landing(0, 0, {1: 0, 2: 0})
-    table = pa.concat_tables(tables)
-    again = {}
-    for qos in (1, 2):
-        payloads = table.filter(pc.equal(table["qos"], qos))["payload"]
-        again[qos] = len(payloads) - pc.count_distinct(payloads).as_py()
-    return Landing(len(table), pc.count_distinct(table["payload"]).as_py(), again)
+    """Read the messages in a collector's segments.
+
+    Raises:
+        AssertionError: a segment or a row is missing, or there twice.
+    """
+    segments = find_segments(directory)
+    found: dict[int, Counter[bytes]] = {0: Counter(), 1: Counter(), 2: Counter()}
+    rows: list[int] = []
+    for segment in segments:
+        columns = pq.read_table(segment.path, columns=["row", "qos", "payload"]).to_pydict()
+        rows += columns["row"]
+        for qos, payload in zip(columns["qos"], columns["payload"], strict=True):
+            found[qos][payload] += 1
+    for what, numbers in (("segments", [segment.number for segment in segments]), ("rows", rows)):
+        assert sorted(numbers) == list(range(1, len(numbers) + 1)), f"{directory}: the numbers of its {what} have gaps"
+    return Landing(found, len(segments))
