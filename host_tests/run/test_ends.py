@@ -150,3 +150,20 @@ def test_child_of_an_ended_parent_does_not_start():
 def test_bound_child_runs_normally():
     ran = subprocess.run(["true"], preexec_fn=bound_to_this_process(), check=False)
     assert ran.returncode == 0
+
+
+def test_ctrl_c_while_pytest_collects_ends_in_one_line_even_where_pytest_cannot_show_it(tmp_path):
+    (tmp_path / "host_tests").mkdir()
+    (tmp_path / "host_tests" / "test_slow.py").write_text("raise KeyboardInterrupt\n")
+    program = (
+        "import pathlib, sys, pytest\n"
+        "from tools.command import ended\n"
+        "from tools.proof.check import marks\n"
+        "def without_line_number(*_, **__): raise TypeError('its traceback has a line that is None')\n"
+        "pytest.ExceptionInfo.getrepr = without_line_number\n"
+        "marks.ROOT = pathlib.Path()\n"
+        "sys.exit(ended(lambda: len(marks.collect('req')), stopped='stopped'))\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    ran = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert (ran.returncode, ran.stdout, ran.stderr) == (130, "", "\nstopped\n")

@@ -18,16 +18,17 @@ class _Collected:
     def __init__(self, name: str) -> None:
         self._name = name
         self.found: list[tuple[str, str]] = []
-        self.stopped = False
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         """Keep every collected item's marks."""
         for item in session.items:
             self.found += [(item.nodeid, said) for mark in item.iter_markers(self._name) for said in mark.args]
 
+    @pytest.hookimpl(tryfirst=True)
     def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
-        """Note Ctrl-C; pytest calls this also if a file can't be collected."""
-        self.stopped = excinfo.type is KeyboardInterrupt
+        """End pytest at Ctrl-C, which it would show in many lines; it also calls this if a file can't be collected."""
+        if excinfo.type is KeyboardInterrupt:
+            raise excinfo.value
 
 
 def collect(name: str) -> list[tuple[str, str]]:
@@ -35,13 +36,11 @@ def collect(name: str) -> list[tuple[str, str]]:
 
     Raises:
         SystemExit: pytest could not collect; the text is its output.
-        KeyboardInterrupt: Ctrl-C, which pytest handles itself.
+        KeyboardInterrupt: Ctrl-C.
     """
     collected, printed = _Collected(name), io.StringIO()
     with contextlib.redirect_stdout(printed):
         status = pytest.main(["--collect-only", "-q", str(ROOT / "host_tests")], plugins=[collected])
-    if collected.stopped:
-        raise KeyboardInterrupt
     if status != pytest.ExitCode.OK:
         raise SystemExit(printed.getvalue()[-3000:])
     return collected.found
