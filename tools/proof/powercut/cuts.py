@@ -119,6 +119,17 @@ class Script:
         flash.power_up()
         return model
 
+    def recovery(self, step, fault, variant):
+        """Cut an operation, and mount; return the operations of this mount, none if it fails."""
+        self.flash.record(self.cut(step, fault, variant))
+        try:
+            self.mount()
+        except BREAKS:
+            return []  # the single cut reports it
+        finally:
+            self.flash.recording = False
+        return self.flash.steps
+
     def verify(self, model, thorough):
         """Mount; check the promises; check that the journal can still be used."""
         flash = self.flash
@@ -162,58 +173,33 @@ def run_script(name, count, pairs, pair_count, only=None, geometry="rp2", share=
     prefix = name if geometry == "rp2" else name + "@" + geometry
     cuts = 0
     broken = []
-    for at in range(share[0], len(script.steps), share[1]):
-        step = script.steps[at]
-        if only and only.split("/")[1] != str(at):
-            continue
-        for fault, variant in chosen(step[0], at, count):
-            case = "%s/%d/%s/%d" % (prefix, at, fault, variant)
-            if only and only.partition("+")[0] != case:
-                continue
-            if only is None or only == case:
-                cuts += 1
-                try:
-                    model = script.cut(step, fault, variant)
-                    script.verify(model, cuts % 16 == 0 or only is not None)
-                except BREAKS as error:
-                    if only:
-                        raise
-                    broken.append((case, repr(error)))
-                    script.flash.violations.clear()
-            if pairs and (cuts % pairs == 0 or only):
-                n, more = run_pairs(script, step, fault, variant, case, pair_count, only)
-                cuts += n
-                broken += more
+
+    def attempt(case, cut, thorough):
+        nonlocal cuts
+        cuts += 1
+        try:
+            script.verify(script.cut(*cut), thorough or only is not None)
+        except BREAKS as error:
+            if only:
+                raise
+            broken.append((case, repr(error)))
+            script.flash.violations.clear()
+
+    for case, cut in _cases(prefix + "/", script.steps, range(share[0], len(script.steps), share[1]), count):
+        if only in (None, case):
+            attempt(case, cut, cuts % 16 == 15)
+        if pairs and (cuts % pairs == 0 if only is None else only.startswith(case + "+")):
+            steps = script.recovery(*cut)
+            for pair, second in _cases(case + "+", steps, range(len(steps)), pair_count):
+                if only in (None, pair):
+                    attempt(pair, second, False)
         if len(broken) > 20:
             break
     return cuts, broken
 
 
-def run_pairs(script, step, fault, variant, case, count, only):
-    """Cut the recovery from a cut, at each of its operations."""
-    flash = script.flash
-    cuts = 0
-    broken = []
-    model = script.cut(step, fault, variant)
-    flash.record(model)
-    try:
-        script.mount()
-    except BREAKS:
-        return 0, []  # the single cut reports it
-    finally:
-        flash.recording = False
-    for at, second in enumerate(flash.steps):
-        for fault2, variant2 in chosen(second[0], at, count):
-            pair = "%s+%d/%s/%d" % (case, at, fault2, variant2)
-            if only and only != pair:
-                continue
-            cuts += 1
-            try:
-                script.cut(second, fault2, variant2)
-                script.verify(model, only is not None)
-            except BREAKS as error:
-                if only:
-                    raise
-                broken.append((pair, repr(error)))
-                flash.violations.clear()
-    return cuts, broken
+def _cases(prefix, steps, numbers, count):
+    """Yield the id of each cut of these operations, and the arguments of `Script.cut`."""
+    for at in numbers:
+        for fault, variant in chosen(steps[at][0], at, count):
+            yield "%s%d/%s/%d" % (prefix, at, fault, variant), (steps[at], fault, variant)
