@@ -59,7 +59,7 @@ CASES = [*map(shortened, third([*all_cases("mosquitto"), *NEEDED]))]
 
 @pytest.fixture(scope="module")
 def verdicts(request, tmp_path_factory):
-    """Return a dict for the selected cases: id -> (verdict, reasons why connections ended). A broker's cases run concurrently."""
+    """Return the verdicts of the selected cases, by their ids. A broker's cases run concurrently."""
     wanted = {
         str(item.callspec.params["case"])
         for item in request.session.items
@@ -73,8 +73,8 @@ def verdicts(request, tmp_path_factory):
         cases = [case for case in cases if certificate or not case.scenario.secure]
         if cases and (kind is Amqtt or find_mosquitto()):
 
-            def report(case, verdict, seen):
-                found[str(case)] = (verdict, seen.ended)
+            def report(verdict):
+                found[str(verdict.case)] = verdict
 
             asyncio.run(run_broker(kind, cases, directory / kind.name, certificate, WORKERS, report))
     return found
@@ -85,8 +85,7 @@ def verdicts(request, tmp_path_factory):
 def test_client_meets_its_obligations(case, verdicts):
     if str(case) not in verdicts:
         pytest.skip("needs mosquitto, and openssl for TLS")
-    verdict, ended = verdicts[str(case)]
-    assert verdict.ours == [], ended
+    assert verdicts[str(case)].ours == [], verdicts[str(case)].details()
 
 
 # --- the judge -------------------------------------------------------------------------------------------------
@@ -231,11 +230,12 @@ def test_table_shows_client_failures_and_broker_deviations(tmp_path):
     results = page.Results()
     results.versions["mosquitto"] = "2.0"
     for seen in (observed(DOWN_FLOW, **INBOUND), observed([], **INBOUND)):
-        results.add(Case("mosquitto", 4, "aio", "mpy", SCENARIOS["qos"]), judge(seen))
+        case = Case("mosquitto", 4, "aio", "mpy", SCENARIOS["qos"])
+        results.verdicts["mosquitto", "qos"].append(replace(judge(seen), case=case))
     table = page.table(results)
     assert "| every QoS, both ways | **1 of 2 failed** (1) |" in table
     assert "1. in: never sends what was acknowledged to its publisher (mosquitto at level 4)" in table
-    assert results.failing == ["mosquitto/4/aio/mpy/qos"]
+    assert results.cases == 2
     kept = tmp_path / "page.md"
     kept.write_text(f"before\n{page.BEGIN}\nold\n{page.END}\nafter\n")
     page.write(kept, results)

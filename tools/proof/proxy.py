@@ -121,6 +121,15 @@ def decoded(trace: list[Seen], level: int) -> Iterator[tuple[Seen, list[Packet],
             yield seen, [], str(wrong)
 
 
+def packet_lines(trace: list[Seen], level: int) -> Iterator[str]:
+    """Yield a line for each packet that a proxy saw."""
+    for seen, packets, wrong in decoded(trace, level):
+        text = ", ".join(f"{one} {one.payload[:12]!r}" if one.payload else f"{one}" for one in packets)
+        text += f"{seen.content.hex(' ')}: {wrong}" if wrong else ""
+        passed = "" if seen.whole else f"   cut after {seen.passed} of {len(seen.content)} bytes"
+        yield f"{seen.at_s:6.3f} s  {seen.connection} {'->' if seen.direction == UP else '<-'} {text}{passed}"
+
+
 @dataclass
 class Counts:
     """The proxy's counts."""

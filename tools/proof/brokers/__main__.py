@@ -19,10 +19,10 @@ from tools.broker import BrokerFailed
 from tools.command import ended, named, parser_of, progress_bar
 from tools.proof import counts
 from tools.proof.brokers import page
-from tools.proof.brokers.judge import Observed, Verdict
+from tools.proof.brokers.judge import Verdict
 from tools.proof.brokers.kinds import KINDS, Certificate, NotHere
 from tools.proof.brokers.runner import Case, all_cases, run_broker
-from tools.proof.faults.runner import packet_lines
+from tools.proof.faults.__main__ import Tally
 
 PAGE = ROOT / "tools" / "proof" / "brokers" / "README.md"
 WORKERS = 4
@@ -45,21 +45,11 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     return arguments
 
 
-def show(case: Case, verdict: Verdict, seen: Observed) -> None:
-    """Print a case's packets and verdict."""
-    print(f"{case}")
-    for line in packet_lines(seen.trace or [], case.level):
-        print(f"    {line}")
-    for text in seen.ended:
-        print(f"    ended: {text}")
-    print(f"    ours: {verdict.ours or 'nothing'}; the broker's: {verdict.theirs or 'nothing'}")
-
-
 @named("brokers")
 def main(argv: list[str] | None = None) -> int:
     """Run the cases; return the exit status."""
     arguments = parse(argv)
-    results = page.Results()
+    results, tally = page.Results(), Tally(shows=bool(arguments.cases))
     # asyncio warns of a board whose power was cut: it reads nothing any more.
     logging.getLogger("asyncio").setLevel(logging.ERROR)
     started = time.monotonic()
@@ -68,21 +58,21 @@ def main(argv: list[str] | None = None) -> int:
         certificate = Certificate.make(directory)
         names = tuple(dict.fromkeys(case.broker for case in arguments.cases)) or arguments.brokers
         for name in names:
-            _run_kind(name, arguments.cases, directory, certificate, results)
+            _run_kind(name, arguments.cases, directory, certificate, results, tally)
     print(page.table(results))
     if arguments.keep:
         page.write(PAGE, results)
-    print(f"{results.cases} cases, {len(results.failing)} failed; {time.monotonic() - started:.0f} s")
+    print(f"{results.cases} cases, {len(tally.failing)} failed; {time.monotonic() - started:.0f} s")
     for reason in results.not_run:
         print(f"NOT RUN: {reason}")
     if arguments.whole:
-        counted = {"scenarios": results.cases, "failed": len(results.failing), "not_run": results.not_run}
+        counted = {"scenarios": results.cases, "failed": len(tally.failing), "not_run": results.not_run}
         counts.write("brokers", counted)
-    return 1 if results.failing else 0
+    return tally.status()
 
 
 def _run_kind(
-    name: str, chosen: list[Case], directory: Path, certificate: Certificate | None, results: page.Results
+    name: str, chosen: list[Case], directory: Path, certificate: Certificate | None, results: page.Results, tally: Tally
 ) -> None:
     """Run one broker's cases: the chosen ones, or all."""
     kind = KINDS[name]
@@ -102,24 +92,16 @@ def _run_kind(
             results.not_run.append(f"{name}, TLS: there is no openssl to make a certificate with")
     with progress_bar(total=len(cases), desc=name, unit=" cases") as bar:
 
-        def report(case: Case, verdict: Verdict, seen: Observed) -> None:
+        def report(verdict: Verdict) -> None:
+            tally.add(verdict, name)
+            results.verdicts[name, verdict.case.scenario.name].append(verdict)
             bar.update()
-            results.add(case, verdict)
-            if chosen:
-                show(case, verdict, seen)
-            if verdict.ours:
-                ended_by = [f"connection ended: {text}" for text in seen.ended[:3]]
-                lines = [*verdict.ours, *(f"(the broker) {text}" for text in verdict.theirs), *ended_by]
-                bar.write(
-                    f"FAILED {name} {results.versions[name]}, level {case.level}, {case.face}, {case.interpreter}, "
-                    f"{case.scenario.title}\n       " + "\n       ".join(lines) + f"\n       REPLAY={case}"
-                )
 
         try:
             asyncio.run(run_broker(kind, cases, directory / name, certificate, WORKERS, report))
         except BrokerFailed as failed:
             results.not_run.append(f"{name} {results.versions[name]}: {failed}")
-            results.failing.append(f"{name} does not start")
+            tally.failing.append(f"{name} does not start")
 
 
 if __name__ == "__main__":

@@ -12,10 +12,11 @@ from __future__ import annotations
 import binascii
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
+from typing import Any
 
 from tools.proof import packets as p
 from tools.proof.device import body
-from tools.proof.proxy import DOWN, UP, Seen, decoded
+from tools.proof.proxy import DOWN, UP, Seen, decoded, packet_lines
 
 MOST_NAMED = 8
 
@@ -85,9 +86,27 @@ class Observed:
 class Verdict:
     """Faults of the client (`ours`) and of the broker (`theirs`); `told`: limits that the client reported."""
 
+    seen: Observed
+    case: Any = None
+    heap = 0  # not measured
     told: list[str] = field(default_factory=list)
     ours: list[str] = field(default_factory=list)
     theirs: list[str] = field(default_factory=list)
+
+    @property
+    def problems(self) -> list[str]:
+        """The client's faults, and what belongs to them."""
+        return [*self.ours, *(f"(the broker) {text}" for text in self.theirs)] if self.ours else []
+
+    def counts(self) -> dict[str, int]:
+        """Return further counts: none."""
+        return {}
+
+    def details(self) -> list[str]:
+        """Return the details, in lines."""
+        ended = [f"ended: {text}" for text in self.seen.ended]
+        sides = f"ours: {self.ours or 'nothing'}; the broker's: {self.theirs or 'nothing'}"
+        return [*packet_lines(self.seen.trace or [], self.seen.level), *ended, sides]
 
 
 def number_of(payload: bytes) -> int:
@@ -218,7 +237,7 @@ def read_wire(trace: list[Seen], level: int, expected: dict[int, Message], prefi
 
 def judge(seen: Observed) -> Verdict:
     """Return the faults, of the client and of the broker."""
-    verdict = Verdict()
+    verdict = Verdict(seen)
     wire = read_wire(seen.trace, seen.level, seen.sent_in, seen.prefix) if seen.trace is not None else None
     ours, theirs = verdict.ours, verdict.theirs
     if wire is not None:

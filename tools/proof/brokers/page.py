@@ -10,7 +10,6 @@ from pathlib import Path
 
 from tools.proof.brokers.judge import Verdict
 from tools.proof.brokers.kinds import KINDS
-from tools.proof.brokers.runner import Case
 from tools.proof.brokers.scenarios import SCENARIOS
 
 BEGIN, END = "<!-- brokers -->", "<!-- /brokers -->"
@@ -21,34 +20,29 @@ class Results:
     """The results of the cases.
 
     Attributes:
-        outcomes: (broker, scenario) -> verdicts with their cases.
+        verdicts: by broker and scenario.
         versions: of the installed brokers.
         not_run: descriptions of what was not run, with the reason.
-        failing: the ids of the cases in which the client made a fault.
     """
 
-    outcomes: dict[tuple[str, str], list[tuple[Case, Verdict]]] = field(default_factory=lambda: defaultdict(list))
+    verdicts: dict[tuple[str, str], list[Verdict]] = field(default_factory=lambda: defaultdict(list))
     versions: dict[str, str] = field(default_factory=dict)
     not_run: list[str] = field(default_factory=list)
-    failing: list[str] = field(default_factory=list)
-    cases: int = 0
 
-    def add(self, case: Case, verdict: Verdict) -> None:
-        """Add a case."""
-        self.cases += 1
-        self.outcomes[case.broker, case.scenario.name].append((case, verdict))
-        if verdict.ours:
-            self.failing.append(str(case))
+    @property
+    def cases(self) -> int:
+        """How many cases there are."""
+        return sum(map(len, self.verdicts.values()))
 
 
-def _cell(outcomes: list[tuple[Case, Verdict]], notes: dict[str, int]) -> str:
+def _cell(verdicts: list[Verdict], notes: dict[str, int]) -> str:
     """Return the result of a scenario with one broker; a broker's deviation is a numbered note."""
-    if not outcomes:
+    if not verdicts:
         return "not run"
-    failed = sum(bool(verdict.ours) for _, verdict in outcomes)
-    found = sorted({notes.setdefault(_without_numbers(text), len(notes) + 1) for _, v in outcomes for text in v.theirs})
-    told = ", ".join(dict.fromkeys(text for _, verdict in outcomes for text in verdict.told)) or "ok"
-    text = f"**{failed} of {len(outcomes)} failed**" if failed else told
+    failed = sum(bool(verdict.ours) for verdict in verdicts)
+    found = sorted({notes.setdefault(_without_numbers(text), len(notes) + 1) for v in verdicts for text in v.theirs})
+    told = ", ".join(dict.fromkeys(text for verdict in verdicts for text in verdict.told)) or "ok"
+    text = f"**{failed} of {len(verdicts)} failed**" if failed else told
     return text + (f" ({', '.join(map(str, found))})" if found else "")
 
 
@@ -66,19 +60,17 @@ def table(results: Results) -> str:
     lines = ["| | " + " | ".join(head) + " |", "|---|" + "---|" * len(names)]
     lines.append("| levels | " + " | ".join(", ".join(map(str, KINDS[name].levels)) for name in names) + " |")
     for scenario in SCENARIOS.values():
-        cells = [_cell(results.outcomes.get((name, scenario.name), []), notes) for name in names]
+        cells = [_cell(results.verdicts.get((name, scenario.name), []), notes) for name in names]
         if any(cell != "not run" for cell in cells):
             lines.append(f"| {scenario.title} | " + " | ".join(cells) + " |")
     if notes:
         lines += ["", "What the broker does, seen on the wire (in: to the board; out: from it):", ""]
         for text, number in notes.items():
-            where = defaultdict(set)
-            for (broker, _), outcomes in results.outcomes.items():
-                for case, verdict in outcomes:
-                    if text in map(_without_numbers, verdict.theirs):
-                        where[broker].add(case.level)
+            where: dict[str, set[int]] = defaultdict(set)
+            for (broker, _), verdicts in results.verdicts.items():
+                where[broker] |= {one.case.level for one in verdicts if text in map(_without_numbers, one.theirs)}
             told = "; ".join(
-                f"{broker} at level {', '.join(map(str, sorted(levels)))}" for broker, levels in where.items()
+                f"{broker} at level {', '.join(map(str, sorted(levels)))}" for broker, levels in where.items() if levels
             )
             lines.append(f"{number}. {text} ({told})")
     return "\n".join(lines)

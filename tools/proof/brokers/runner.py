@@ -10,7 +10,7 @@ import asyncio
 import itertools
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -130,7 +130,7 @@ class CaseRun:
             await self._end()
         if not scenario.secure:
             self.seen.trace = self.proxy.trace
-        return judge(self.seen)
+        return replace(judge(self.seen), case=self.case)
 
     async def _end(self) -> None:
         for task in self._sending:
@@ -287,7 +287,7 @@ async def run_broker(
     directory: Path,
     certificate: Certificate | None,
     workers: int,
-    report: Callable[[Case, Verdict, Observed], None],
+    report: Callable[[Verdict], None],
 ) -> None:
     """Start one broker, run its cases, report each, and end the broker.
 
@@ -303,12 +303,11 @@ async def run_broker(
                 raise BrokerFailed(f"{broker.name} offers no TLS at port {broker.tls_port}. Its log: {broker.log}")
             await asyncio.sleep(0.05)
 
-        async def run(case: Case) -> tuple[Case, Verdict, Observed]:
-            play = CaseRun(case, broker, directory / "cases" / str(case).replace("/", "-"))
-            return case, await play.run(), play.seen
+        async def run(case: Case) -> Verdict:
+            return await CaseRun(case, broker, directory / "cases" / str(case).replace("/", "-")).run()
 
         for kills, beside in ((False, workers), (True, 1)):
             some = [case for case in cases if case.scenario.kills == kills]
-            await side_by_side.run_cases(some, [run] * beside, lambda result: report(*result))
+            await side_by_side.run_cases(some, [run] * beside, report)
     finally:
         broker.stop()

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import itertools
 import tempfile
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,7 @@ from tools.proof.faults.audit import audit
 from tools.proof.faults.cases import Case, Outcome, judge
 from tools.proof.faults.peer import Peer
 from tools.proof.program import BoardFailed, Program, board_image, failure_of
-from tools.proof.proxy import UP, Proxy, Seen, decoded
+from tools.proof.proxy import Proxy, packet_lines
 
 HEAP = "192K"
 CASE_S = 120.0
@@ -68,15 +68,6 @@ class Verdict:
             *packet_lines(outcome.trace, self.case.level),
             *(f"the device: {error}" for error in outcome.texts),
         ]
-
-
-def packet_lines(trace: list[Seen], level: int) -> Iterator[str]:
-    """Yield a line for each packet that a proxy saw."""
-    for seen, packets, wrong in decoded(trace, level):
-        text = ", ".join(f"{one} {one.payload[:12]!r}" if one.payload else f"{one}" for one in packets)
-        text += f"{seen.content.hex(' ')}: {wrong}" if wrong else ""
-        passed = "" if seen.whole else f"   cut after {seen.passed} of {len(seen.content)} bytes"
-        yield f"{seen.at_s:6.3f} s  {seen.connection} {'->' if seen.direction == UP else '<-'} {text}{passed}"
 
 
 def settings(client_id: str, port: int, level: int, journal: Path | None = None, **more: Any) -> dict[str, Any]:
