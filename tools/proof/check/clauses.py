@@ -21,79 +21,71 @@ STATEMENTS = ROOT / "host_tests" / "clauses.toml"
 VECTORS = ROOT / "host_tests" / "vectors"
 ID = re.compile(r"MQTT-\d[\d.\-]*\d")
 BOTH = ("3.1.1", "5")
+AREAS = ("codec", "session")
+WITHOUT_TEST = ("server", "left")  # statements that bind the server only, and those that have nothing to show
 
 Statement = tuple[str, str]  # the standard, the id
+Places = dict[Statement, list[str]]
 
 
 class Book:
-    """The statements, and the meaning of names in code and tests."""
+    """The statements: the area and the text of each, and the meaning of names in code and tests.
+
+    Attributes:
+        strange: where a name stands that no statement has.
+    """
 
     def __init__(self) -> None:
         loaded = tomllib.loads(STATEMENTS.read_text(encoding="utf-8"))
         self._differ = set(loaded["differ"])
-        self.text: dict[str, dict[Statement, str]] = defaultdict(dict)
-        self.areas: set[str] = set()
-        self.server: set[Statement] = set()
-        self.left: dict[Statement, str] = {}
-        for standard in BOTH:
-            for area, entries in loaded[standard].items():
-                if area == "server":
-                    self.server |= {(standard, name) for name in entries["ids"]}
-                    continue
-                for name, text in entries.items():
-                    if area == "left":
-                        self.left[standard, name] = text
-                    else:
-                        self.areas.add(area)
-                        self.text[area][standard, name] = text
-        self.known = self.server | self.left.keys() | {one for area in self.text.values() for one in area}
+        self.text: dict[str, dict[Statement, str]] = {}
+        for area in (*AREAS, *WITHOUT_TEST):
+            given = {standard: loaded[standard][area] for standard in BOTH}
+            if area == "server":
+                given = {standard: dict.fromkeys(one["ids"], "") for standard, one in given.items()}
+            self.text[area] = {(standard, name): text for standard in BOTH for name, text in given[standard].items()}
+        self._known = {one for statements in self.text.values() for one in statements}
+        self.strange: list[str] = []
 
-    def meant(self, name: str, standard: str | None) -> list[Statement]:
-        """Return the statements with this name; none if there is no such statement."""
-        found = [one for one in ((standard, name),) if one in self.known] if standard else []
-        if standard is None:
-            found = [(each, name) for each in BOTH if (each, name) in self.known]
-            if name in self._differ:
-                found = found[:1]
-        return found
+    def note(self, found: Places, name: str, standard: str | None, where: str) -> None:
+        """Add a place to the statements with this name: of this standard, or of both if they say the same."""
+        meant = [(each, name) for each in BOTH if (each, name) in self._known and standard in (None, each)]
+        if not meant:
+            self.strange.append(f"{where}: {name}")
+        for one in meant[:1] if name in self._differ else meant:
+            found[one].append(where)
+
+    def has(self, standard: str, name: str) -> bool:
+        """Return whether a standard has this statement."""
+        return (standard, name) in self._known
 
 
-def in_source(book: Book, strange: list[str]) -> dict[Statement, list[str]]:
+def in_source(book: Book) -> Places:
     """Return the lines of firmware/ that name a statement."""
-    lines: dict[Statement, list[str]] = defaultdict(list)
+    found: Places = defaultdict(list)
     for path in sorted((ROOT / "firmware").rglob("*.py")):
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
             for match in ID.finditer(line):
-                standard = "5" if re.search(r"\b5: ", line[: match.start()]) or "level5" in path.name else None
-                where = f"{path.relative_to(ROOT)}:{number}"
-                meant = book.meant(match[0], standard) or book.meant(match[0], None)
-                if not meant:
-                    strange.append(f"{where}: {match[0]}")
-                for one in meant:
-                    lines[one].append(where)
-    return lines
+                is_5 = re.search(r"\b5: ", line[: match.start()]) or "level5" in path.name
+                standard = "5" if is_5 and book.has("5", match[0]) else None
+                book.note(found, match[0], standard, f"{path.relative_to(ROOT)}:{number}")
+    return found
 
 
-def in_tests(book: Book, strange: list[str]) -> dict[Statement, set[str]]:
+def in_tests(book: Book) -> Places:
     """Return the tests and golden vectors that name a statement."""
-    tests: dict[Statement, set[str]] = defaultdict(set)
+    found: Places = defaultdict(list)
     for test, written in marks.collect("clause"):
         standard, _, name = written.rpartition(":")
-        meant = book.meant(name, standard or None)
-        if not meant:
-            strange.append(f"{test}: {written}")
-        for one in meant:
-            tests[one].add(test.split("[")[0].removesuffix(marks.MICROPYTHON))
+        book.note(found, name, standard or None, test.split("[")[0].removesuffix(marks.MICROPYTHON))
     for path in sorted(VECTORS.glob("*.jsonl")):
         for line in path.read_text(encoding="utf-8").splitlines():
             vector = json.loads(line)
             for name in vector["clause"]:
                 standard = "5" if vector["level"] == 5 else "3.1.1"
-                if not book.meant(name, None):
-                    strange.append(f"{path.name}, {vector['name']}: {name}")
-                for one in book.meant(name, standard):
-                    tests[one].add(f"{path.name}: {vector['name']}")
-    return tests
+                if book.has(standard, name) or not any(book.has(other, name) for other in BOTH):
+                    book.note(found, name, standard, f"{path.name}: {vector['name']}")
+    return {one: sorted(set(places)) for one, places in found.items()}
 
 
 def main() -> int:
@@ -102,34 +94,30 @@ def main() -> int:
     parser.add_argument("--list", action="store_true", help="print every statement with its lines and tests")
     arguments = parser.parse_args()
     book = Book()
-    strange: list[str] = []
-    source = in_source(book, strange)
-    tests = in_tests(book, strange)
+    source, tests = in_source(book), in_tests(book)
     failed = False
     print("standard  area     statements  with a test  with a line")
     for standard in BOTH:
-        for area in sorted(book.areas):
-            mine = [one for one in book.text[area] if one[0] == standard]
-            tested = sum(bool(tests[one]) for one in mine)
-            lined = sum(bool(source[one]) for one in mine)
-            print(f"{standard:8}  {area:7}  {len(mine):10}  {tested:11}  {lined:11}")
-            failed |= area == "codec" and tested < len(mine)
-        server = sum(one[0] == standard for one in book.server)
-        left = sum(one[0] == standard for one in book.left)
+        count = {area: [one for one in book.text[area] if one[0] == standard] for area in book.text}
+        for area in AREAS:
+            tested, lined = (sum(one in places for one in count[area]) for places in (tests, source))
+            print(f"{standard:8}  {area:7}  {len(count[area]):10}  {tested:11}  {lined:11}")
+            failed |= area == "codec" and tested < len(count[area])
+        server, left = (len(count[area]) for area in WITHOUT_TEST)
         print(f"{standard:8}  not for a client: {server} bind the server only; {left} have nothing to show")
-    for area in sorted(book.areas):
+    for area in AREAS:
         for one, text in book.text[area].items():
-            missing = [what for what, where in (("test", tests[one]), ("line", source[one])) if not where]
+            missing = [what for what, places in (("test", tests), ("line", source)) if one not in places]
             if missing or arguments.list:
                 print(f"{one[0]:5} {one[1]:14} {area:7} {text}{'   <- no ' + ', no '.join(missing) if missing else ''}")
-            for where in [*source[one], *sorted(tests[one])][:12] if arguments.list else ():
+            for where in [*source.get(one, ()), *tests.get(one, ())][:12] if arguments.list else ():
                 print(f"            {where}")
     if arguments.list:
-        for one, why in book.left.items():
+        for one, why in book.text["left"].items():
             print(f"{one[0]:5} {one[1]:14} left    {why}")
-    for where in strange:
+    for where in book.strange:
         print(f"no such statement in host_tests/clauses.toml: {where}")
-    return 1 if failed or strange else 0
+    return 1 if failed or book.strange else 0
 
 
 if __name__ == "__main__":
