@@ -170,12 +170,11 @@ class NorFlash:
             for i in range(length):  # rp2: reads another part of the address space
                 buf[i] = self._rng.byte()
             return
-        if self._encrypted:
-            self._read_encrypted(at, buf)
-            return
         self._load(at, buf, 0, length)
         if self._weak:
             self._randomise_weak(at, buf)
+        if self._encrypted:
+            copy(buf, 0, self._ciphered(at, buf), 0, length)
 
     def writeblocks(self, n, buf, off=None):
         """Program buf at block n, byte off; without off, erase the blocks first."""
@@ -202,7 +201,7 @@ class NorFlash:
             for sector in range(n, n + (length + SECTOR_BYTES - 1) // SECTOR_BYTES):
                 self._erase(sector)
         if self._encrypted:
-            buf = self._encrypt(at, buf)
+            buf = self._ciphered(at, buf)
         start = 0
         while start < length:
             part = min(length - start, PAGE_BYTES - (at + start) % PAGE_BYTES)
@@ -504,38 +503,9 @@ class NorFlash:
                 old[i] |= mask
                 self._weak[at + i] = mask
 
-    # --- encryption: 16-byte blocks of a cipher that depends on the address ---
-
-    _ODD = 0xD1342543DE82EF95F29A6C3B5D7C4A2B
-    _BACK = 0x63FA50704A6CF86F0F6D779F68E82483  # _ODD * _BACK = 1, modulo 2^128
-    _ALL = (1 << 128) - 1
-
-    def _tweak(self, at):
-        return (at // 16 * 0x9E3779B97F4A7C15F39CC0605CEDC835 + 0x2545F4914F6CDD1D) & self._ALL
-
-    def _turned(self, x):
-        return int.from_bytes(bytes(reversed(x.to_bytes(16, "little"))), "little")
-
-    def _encrypt(self, at, buf):
-        out = bytearray(len(buf))
-        for i in range(0, len(buf), 16):
-            x = int.from_bytes(bytes(buf[i : i + 16]), "little") ^ self._tweak(at + i)
-            x = self._turned(x * self._ODD & self._ALL)
-            out[i : i + 16] = (x * self._ODD & self._ALL).to_bytes(16, "little")
-        return out
-
-    def _read_encrypted(self, at, buf):
-        first = at - at % 16
-        n = at + len(buf) - first
-        n += -n % 16
-        cells = self.peek(first, n)
-        if self._weak:
-            self._randomise_weak(first, cells)
-        for i in range(0, n, 16):
-            x = int.from_bytes(bytes(cells[i : i + 16]), "little") * self._BACK & self._ALL
-            x = self._turned(x) * self._BACK & self._ALL
-            cells[i : i + 16] = (x ^ self._tweak(first + i)).to_bytes(16, "little")
-        copy(buf, 0, cells, at - first, len(buf))
+    def _ciphered(self, at, buf):
+        """Return bytes as an encrypted partition stores them, or stored bytes as it reads them: erased ones look like noise."""
+        return bytearray([buf[i] ^ ((at + i) * 2654435761 >> 13 & 0xFF) for i in range(len(buf))])
 
 
 class FileNorFlash(NorFlash):
