@@ -85,7 +85,7 @@ def verdicts(request, tmp_path_factory):
 def test_client_meets_its_obligations(case, verdicts):
     if str(case) not in verdicts:
         pytest.skip("needs mosquitto, and openssl for TLS")
-    assert verdicts[str(case)].ours == [], verdicts[str(case)].details()
+    assert verdicts[str(case)].problems == [], verdicts[str(case)].details()
 
 
 # --- the judge -------------------------------------------------------------------------------------------------
@@ -192,7 +192,7 @@ TWICE = [body(101, 60)] * 2
 )
 def test_judge_blames_the_right_side_for_a_fault(seen, ours, theirs):
     verdict = judge(seen)
-    for found, wanted in ((verdict.ours, ours), (verdict.theirs, theirs)):
+    for found, wanted in ((verdict.problems, ours), (verdict.theirs, theirs)):
         assert [text[: len(wanted)] for text in found[:1]] == ([wanted] if wanted else [])
 
 

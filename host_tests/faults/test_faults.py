@@ -13,7 +13,7 @@ from tools.proof.faults.__main__ import Tally, run_suite
 from tools.proof.faults.audit import audit
 from tools.proof.faults.cases import Case, Outcome, Wire, judge, places_of
 from tools.proof.faults.peer import Peer
-from tools.proof.faults.runner import HEAP, Verdict, run_cases
+from tools.proof.faults.runner import HEAP, run_cases
 from tools.proof.faults.suites import FULL, SHORT
 from tools.proof.proxy import Cut, Proxy, Seen
 
@@ -42,9 +42,9 @@ def test_message_past_pubrec_is_in_doubt_when_the_connack_that_reports_the_loss_
     asyncio.run(run_cases([case], 1, verdicts.append))
     (verdict,) = verdicts
     assert verdict.problems == []
-    assert verdict.outcome.made == 2 and verdict.outcome.wire.forgot
-    lost = {1, 2, 3, 4}.difference(verdict.outcome.received)
-    assert lost and lost == set(verdict.outcome.doubtful)
+    assert verdict.made == 2 and verdict.wire.forgot
+    lost = {1, 2, 3, 4}.difference(verdict.received)
+    assert lost and lost == set(verdict.doubtful)
 
 
 @needs_mosquitto
@@ -140,7 +140,7 @@ def test_places_to_cut_are_enumerated_once():
 )
 def test_judge_finds_planted_delivery_faults(qos, received, problem):
     case = Case(4, qos, "in", cuts=(Cut("up", 1, "before", "rst"),))
-    problems = judge(case, Outcome(handed=received, connections=2))
+    problems = judge(Outcome(case=case, handed=received, connections=2))
     assert bool(problems) == bool(problem)
     assert problem in "".join(problems)
 
@@ -281,14 +281,17 @@ def test_flows_begin_again_when_the_device_may_know_that_its_session_is_lost(man
 def test_message_may_only_get_lost_if_it_is_reported_and_could_not_be_published_again(
     broker, doubtful, uncertain, problem
 ):
-    outcome = Outcome(received=[1, 2, 4], delivered=[1, 2, 4], doubtful=doubtful, wire=Wire(uncertain=uncertain))
-    problems = judge(Case(5, 2, "out", broker=broker), outcome)
+    case = Case(5, 2, "out", broker=broker)
+    outcome = Outcome(
+        case=case, received=[1, 2, 4], delivered=[1, 2, 4], doubtful=doubtful, wire=Wire(uncertain=uncertain)
+    )
+    problems = judge(outcome)
     assert bool(problems) == bool(problem), problems
     assert problem in "".join(problems)
 
 
 def test_no_run_deletes_the_details_of_an_earlier_runs_failing_cases(tmp_path, monkeypatch):
-    verdict = Verdict(Case(4, 2, "out"), Outcome(trace=_wire((1, "up", FIRST))), ["planted"])
+    verdict = Outcome(case=Case(4, 2, "out"), trace=_wire((1, "up", FIRST)), problems=["planted"])
     logs = []
     for now in ("20260101T000000Z", "20260101T000001Z"):
         monkeypatch.setattr("time.strftime", lambda *_, now=now: now)
@@ -329,8 +332,8 @@ def test_message_past_pubrec_is_in_doubt_after_an_unanswered_connect(
     ]
     wire = audit(case, trace)
     assert wire.problems == []
-    outcome = Outcome(received=[1], delivered=delivered, doubtful=doubtful, wire=wire)
-    problems = judge(case, outcome)
+    outcome = Outcome(case=case, received=[1], delivered=delivered, doubtful=doubtful, wire=wire)
+    problems = judge(outcome)
     assert bool(problems) == bool(problem), problems
     assert problem in "".join(problems)
 

@@ -74,8 +74,10 @@ def test_message_past_pubrec_may_be_in_doubt_after_a_late_connack(monkeypatch):
     ],
 )
 def test_message_in_doubt_without_a_reason_is_a_violation(delivered, doubtful, texts, problem):
-    verdict = Verdict(Case.parse("5/mpy/pubrec/silence"), Seen(), delivered=delivered, doubtful=doubtful, texts=texts)
-    assert problem in verdict.problems
+    verdict = Verdict(
+        case=Case.parse("5/mpy/pubrec/silence"), seen=Seen(), delivered=delivered, doubtful=doubtful, texts=texts
+    )
+    assert problem in verdict.judge()
 
 
 def test_bytes_before_a_reset_are_read_after_a_failed_write():

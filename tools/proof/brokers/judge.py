@@ -12,10 +12,10 @@ from __future__ import annotations
 import binascii
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
-from typing import Any
 
 from tools.proof import packets as p
 from tools.proof.device import body
+from tools.proof.faults import cases
 from tools.proof.proxy import DOWN, UP, Seen, decoded, packet_lines
 
 MOST_NAMED = 8
@@ -82,31 +82,22 @@ class Observed:
     trace: list[Seen] | None = None
 
 
-@dataclass
-class Verdict:
-    """Faults of the client (`ours`) and of the broker (`theirs`); `told`: limits that the client reported."""
+@dataclass(kw_only=True)
+class Verdict(cases.Verdict):
+    """Faults of the client (`problems`) and of the broker (`theirs`); `told`: limits that the client reported."""
 
     seen: Observed
-    case: Any = None
-    heap = 0  # not measured
     told: list[str] = field(default_factory=list)
-    ours: list[str] = field(default_factory=list)
     theirs: list[str] = field(default_factory=list)
-
-    @property
-    def problems(self) -> list[str]:
-        """The client's faults, and what belongs to them."""
-        return [*self.ours, *(f"(the broker) {text}" for text in self.theirs)] if self.ours else []
-
-    def counts(self) -> dict[str, int]:
-        """Return further counts: none."""
-        return {}
 
     def details(self) -> list[str]:
         """Return the details, in lines."""
         ended = [f"ended: {text}" for text in self.seen.ended]
-        sides = f"ours: {self.ours or 'nothing'}; the broker's: {self.theirs or 'nothing'}"
-        return [*packet_lines(self.seen.trace or [], self.seen.level), *ended, sides]
+        return [
+            *packet_lines(self.seen.trace or [], self.seen.level),
+            *ended,
+            f"the broker: {self.theirs or 'nothing'}",
+        ]
 
 
 def number_of(payload: bytes) -> int:
@@ -237,9 +228,9 @@ def read_wire(trace: list[Seen], level: int, expected: dict[int, Message], prefi
 
 def judge(seen: Observed) -> Verdict:
     """Return the faults, of the client and of the broker."""
-    verdict = Verdict(seen)
+    verdict = Verdict(seen=seen)
     wire = read_wire(seen.trace, seen.level, seen.sent_in, seen.prefix) if seen.trace is not None else None
-    ours, theirs = verdict.ours, verdict.theirs
+    ours, theirs = verdict.problems, verdict.theirs
     if wire is not None:
         for text in wire.broken:
             (ours if text.startswith("the client") else theirs).append(text)
@@ -283,19 +274,19 @@ def _judge_refusal(seen: Observed, wire: _Wire | None, verdict: Verdict) -> None
             "closes the connection instead of saying why" if not wire.connack else "takes any password"
         )
         if name != "ConnectionLost":
-            verdict.ours.append(f"a connection closed without CONNACK ends in {name}")
+            verdict.problems.append(f"a connection closed without CONNACK ends in {name}")
         return
     if name != "ConnectRefused":
-        verdict.ours.append(f"a refusal ends in {name or 'a connection'}, not in ConnectRefused")
+        verdict.problems.append(f"a refusal ends in {name or 'a connection'}, not in ConnectRefused")
     elif said and code and code != said[0]:
-        verdict.ours.append(f"the broker's code is {said[0]:#04x}, the error's {code:#04x}")
+        verdict.problems.append(f"the broker's code is {said[0]:#04x}, the error's {code:#04x}")
     if said and said[0] not in ((0x86, 0x87) if seen.level == 5 else (4, 5)):
         verdict.theirs.append(f"refuses a wrong password with code {said[0]:#04x}")
 
 
 def _judge_in(seen: Observed, wire: _Wire | None, verdict: Verdict) -> None:
     """Judge the messages to the board."""
-    ours, theirs = verdict.ours, verdict.theirs
+    ours, theirs = verdict.problems, verdict.theirs
     taken = Counter(one.number for one in seen.got)
     groups: dict[tuple[str, str], list[int]] = defaultdict(list)
     for number, message in seen.sent_in.items():
@@ -380,4 +371,6 @@ def _judge_out(seen: Observed, wire: _Wire | None, verdict: Verdict) -> None:
 def _tell(groups: dict[tuple[str, str], list[int]], verdict: Verdict, way: str) -> None:
     for (whose, text), numbers in groups.items():
         few = ", ".join(map(str, numbers[:MOST_NAMED])) + (", ..." if len(numbers) > MOST_NAMED else "")
-        (verdict.ours if whose == "ours" else verdict.theirs).append(f"{way}: {text}: {len(numbers)} messages ({few})")
+        (verdict.problems if whose == "ours" else verdict.theirs).append(
+            f"{way}: {text}: {len(numbers)} messages ({few})"
+        )

@@ -39,7 +39,7 @@ def _cell(verdicts: list[Verdict], notes: dict[str, int]) -> str:
     """Return the result of a scenario with one broker; a broker's deviation is a numbered note."""
     if not verdicts:
         return "not run"
-    failed = sum(bool(verdict.ours) for verdict in verdicts)
+    failed = sum(bool(verdict.problems) for verdict in verdicts)
     found = sorted({notes.setdefault(_without_numbers(text), len(notes) + 1) for v in verdicts for text in v.theirs})
     told = ", ".join(dict.fromkeys(text for verdict in verdicts for text in verdict.told)) or "ok"
     text = f"**{failed} of {len(verdicts)} failed**" if failed else told

@@ -27,7 +27,7 @@ from itertools import pairwise
 from typing import Any
 
 from tools.proof.device import END
-from tools.proof.proxy import DOWN, PLACES, UP, Cut, Seen
+from tools.proof.proxy import DOWN, PLACES, UP, Cut, Seen, packet_lines
 
 FLOWS = ("out", "in")
 INTERPRETERS = ("mpy", "cpy", "mpyaio", "cpyaio")
@@ -80,24 +80,38 @@ class Case:
 
 
 @dataclass(kw_only=True)
-class Reported:
-    """What a device reported.
+class Verdict:
+    """What a device reported in a case, and the problems: of all kinds of cases.
 
     Attributes:
+        problems: descriptions of the violations.
         handed: the messages that the application received, in order: the number, or the text of a message without one.
         delivered: the numbers that the device reported as delivered.
         doubtful: the numbers that the device reported as in doubt.
         texts: why connections ended: the error's class with its reason code, if it has one; and its text.
         failure: a description, if the device's program failed or hung.
-        heap: bytes on MicroPython's heap after the case.
+        heap: bytes on MicroPython's heap after the case; 0: not measured.
     """
 
+    case: Any = None
+    problems: list[str] = field(default_factory=list)
     handed: list[Any] = field(default_factory=list)
     delivered: list[int] = field(default_factory=list)
     doubtful: list[int] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
     failure: str = ""
     heap: int = 0
+
+    def counts(self) -> dict[str, int]:
+        """Return the counts of its kind of case."""
+        return {}
+
+    def details(self) -> list[str]:
+        """Return the details, in lines."""
+        return [
+            f"handed over {self.handed}; delivered {self.delivered}, in doubt {self.doubtful}",
+            *(f"the device: {error}" for error in self.texts),
+        ]
 
     def note(self, kind: str, words: list[Any]) -> None:
         """Note what the device reported."""
@@ -133,7 +147,7 @@ class Wire:
 
 
 @dataclass
-class Outcome(Reported):
+class Outcome(Verdict):
     """The observations of a case.
 
     Attributes:
@@ -149,6 +163,20 @@ class Outcome(Reported):
     lost: int = 0
     duplicates: int = 0
     wire: Wire = field(default_factory=Wire)
+
+    def counts(self) -> dict[str, int]:
+        """Return the counts."""
+        return {
+            "cuts": self.made,
+            "lost": self.lost,
+            "duplicates_qos2": self.duplicates,
+            "not_reached": int(self.made < len(self.case.cuts)),
+            "repeated_by_the_broker": int(bool(self.wire.repeated)),
+        }
+
+    def details(self) -> list[str]:
+        """Return the details, in lines."""
+        return [f"received {self.received}", *packet_lines(self.trace, self.case.level), *super().details()]
 
 
 def places_of(trace: list[Seen], manners: tuple[str, ...], cuts: int = 0) -> Iterator[Cut]:
@@ -166,8 +194,9 @@ def places_of(trace: list[Seen], manners: tuple[str, ...], cuts: int = 0) -> Ite
                     yield Cut(direction, number, place, manner)
 
 
-def judge(case: Case, outcome: Outcome) -> list[str]:
+def judge(outcome: Outcome) -> list[str]:
     """Return descriptions of the violations; set the outcome's counts of lost and repeated messages."""
+    case = outcome.case
     if outcome.failure:
         return [outcome.failure, *outcome.wire.problems]
     problems: list[str] = []

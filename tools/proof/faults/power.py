@@ -13,13 +13,14 @@ import random
 import re
 import tempfile
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tools.broker import Broker
 from tools.flashsim.tear import tear
 from tools.proof.device import END
+from tools.proof.faults.cases import Verdict as Reported
 from tools.proof.faults.cases import compared
 from tools.proof.faults.peer import Peer
 from tools.proof.faults.runner import settings
@@ -68,12 +69,10 @@ class Case:
         return cls(*map(int, found.groups()))
 
 
-@dataclass
-class Verdict:
+@dataclass(kw_only=True)
+class Verdict(Reported):
     """The counts and problems of a case."""
 
-    case: Case
-    heap = 0  # not measured
     kills: int = 0
     torn: int = 0
     boots: int = 0
@@ -82,7 +81,6 @@ class Verdict:
     lost: int = 0
     duplicates_qos2: int = 0
     handed_again: int = 0
-    problems: list[str] = field(default_factory=list)
 
     def counts(self) -> dict[str, int]:
         """Return the counts; each kill counts as a case."""
@@ -168,7 +166,7 @@ async def run_cases(cases: Iterable[Case], _workers: int, report: Callable[[Verd
 
 async def run_case(case: Case) -> Verdict:
     """Run one case; return the verdict."""
-    verdict = Verdict(case)
+    verdict = Verdict(case=case)
     rng = random.Random(case.seed)
     kills = case.kills
     count = kills * MESSAGES_A_KILL

@@ -11,7 +11,6 @@ import contextlib
 import itertools
 import tempfile
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from tools.proof.faults.audit import audit
 from tools.proof.faults.cases import Case, Outcome, judge
 from tools.proof.faults.peer import Peer
 from tools.proof.program import BoardFailed, Program, board_image, failure_of
-from tools.proof.proxy import Proxy, packet_lines
+from tools.proof.proxy import Proxy
 
 HEAP = "192K"
 CASE_S = 120.0
@@ -33,41 +32,6 @@ QUIET_S = 0.03
 AGAIN_S = 0.3
 _OWN_BROKER = ("kill", "lost", "lostdrop")
 _serial = itertools.count(1)
-
-
-@dataclass
-class Verdict:
-    """A case with its outcome and problems."""
-
-    case: Case
-    outcome: Outcome
-    problems: list[str]
-
-    @property
-    def heap(self) -> int:
-        """Bytes on MicroPython's heap after the case."""
-        return self.outcome.heap
-
-    def counts(self) -> dict[str, int]:
-        """Return the counts."""
-        outcome = self.outcome
-        return {
-            "cuts": outcome.made,
-            "lost": outcome.lost,
-            "duplicates_qos2": outcome.duplicates,
-            "not_reached": int(outcome.made < len(self.case.cuts)),
-            "repeated_by_the_broker": int(bool(outcome.wire.repeated)),
-        }
-
-    def details(self) -> list[str]:
-        """Return the details, in lines."""
-        outcome = self.outcome
-        return [
-            f"received {outcome.received}, handed over {outcome.handed}",
-            f"delivered {outcome.delivered}, in doubt {outcome.doubtful}",
-            *packet_lines(outcome.trace, self.case.level),
-            *(f"the device: {error}" for error in outcome.texts),
-        ]
 
 
 def settings(client_id: str, port: int, level: int, journal: Path | None = None, **more: Any) -> dict[str, Any]:
@@ -189,12 +153,12 @@ class Worker:
         await peer.resumed()
         proxy.admit("kill")
 
-    async def run(self, case: Case) -> Verdict:
+    async def run(self, case: Case) -> Outcome:
         """Run one case."""
         broker = self._broker(case.broker)
         peer = await self._peer(case.broker)
         peer.begin()
-        outcome = Outcome()
+        outcome = Outcome(case=case)
         name = f"c{next(_serial)}"
         proxy = Proxy(broker.port, plan=list(case.cuts), action=lambda: self._restart(broker, case, proxy), watch=True)
         await asyncio.gather(proxy.start(), peer.resumed())
@@ -205,7 +169,8 @@ class Worker:
         finally:
             await proxy.stop()
         outcome.trace, outcome.made, outcome.wire = proxy.trace, len(proxy.made), audit(case, proxy.trace)
-        return Verdict(case, outcome, judge(case, outcome))
+        outcome.problems = judge(outcome)
+        return outcome
 
     async def _follow(
         self, case: Case, name: str, proxy: Proxy, peer: Peer, program: Program, outcome: Outcome

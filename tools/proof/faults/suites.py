@@ -58,15 +58,16 @@ class Suite:
         """Run the bases and the cases that follow from them; report each verdict, and how many cases it adds."""
 
         def add(verdict: Any) -> list[Case]:
-            more = list(self.further(verdict.case, verdict.outcome)) if self.depth else []
+            more = list(self.further(verdict)) if self.depth else []
             report(verdict, len(more))
             return more
 
         options = {"heap": self.heap} if self.heap != HEAP else {}
         await RUN[type(self.bases[0])](self.bases, workers, add, **options)
 
-    def further(self, case: Case, outcome: Outcome) -> Iterable[Case]:
+    def further(self, outcome: Outcome) -> Iterable[Case]:
         """Return the cases with one cut more than this one."""
+        case = outcome.case
         if len(case.cuts) >= self.depth or outcome.made < len(case.cuts) or outcome.failure:
             return
         if not case.cuts and (outcome.texts or any(seen.type == PINGREQ for seen in outcome.trace)):

@@ -13,7 +13,7 @@ from typing import Any
 from tools.proof import side_by_side
 from tools.proof.faults import runner
 from tools.proof.faults.cases import Case as Flow
-from tools.proof.faults.cases import Reported
+from tools.proof.faults.cases import Verdict as Reported
 from tools.proof.faults.hostile.broker import NO_DISCONNECT, HostileBroker, Seen
 from tools.proof.faults.hostile.wrongs import WRONGS, Wrong
 from tools.proof.faults.runner import Worker, play, settings
@@ -63,11 +63,10 @@ def all_cases(levels: str, interpreter: str) -> list[Case]:
     ]
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Verdict(Reported):
     """The observations of a case."""
 
-    case: Case
     seen: Seen
 
     @property
@@ -75,13 +74,9 @@ class Verdict(Reported):
         """The classes of the errors that ended connections, with their reason codes, in order."""
         return [text.partition(" ")[0] for text in self.texts]
 
-    def counts(self) -> dict[str, int]:
-        """Return further counts: none."""
-        return {}
-
     def details(self) -> list[str]:
         """Return the details, in lines."""
-        return [f"{self.texts or 'tolerated'}; took {self.handed}; {self.seen}"]
+        return [*super().details(), str(self.seen)]
 
     @property
     def first_error(self) -> str:
@@ -106,9 +101,8 @@ class Verdict(Reported):
         _, _, reason = self.first_error.partition(":")
         return int(reason, 16) if reason else NO_DISCONNECT
 
-    @property
-    def problems(self) -> list[str]:
-        """Descriptions of the violations."""
+    def judge(self) -> list[str]:
+        """Return descriptions of the violations."""
         case = self.case
         problems = list(self.seen.problems)
         if self.failure:
@@ -155,7 +149,7 @@ async def run_case(worker: Worker, case: Case) -> Verdict:
     topic = f"faults/h{next(_serial)}"
     program = worker.program(case.interpreter)
     broker = await HostileBroker(case.wrong, case.moment, case.level, topic).start()
-    verdict = Verdict(case, broker.seen)
+    verdict = Verdict(case=case, seen=broker.seen)
     program.note = verdict.note
     silent = "DeadlineExpired" in case.wrong.allowed(case.moment)
     keep_alive_s, response_s = (SILENT_KEEP_ALIVE_S, SILENT_RESPONSE_S) if silent else (KEEP_ALIVE_S, RESPONSE_S)
@@ -170,6 +164,7 @@ async def run_case(worker: Worker, case: Case) -> Verdict:
         verdict.failure = await failure_of(flow(), CASE_S)
     finally:
         await broker.stop()
+    verdict.problems = verdict.judge()
     return verdict
 
 
