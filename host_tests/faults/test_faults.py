@@ -14,7 +14,7 @@ from tools.proof.faults.audit import audit
 from tools.proof.faults.cases import Case, Outcome, Wire, judge, places_of
 from tools.proof.faults.peer import Peer
 from tools.proof.faults.runner import HEAP, run_cases
-from tools.proof.faults.suites import FULL, SHORT
+from tools.proof.faults.suites import FULL, SHORT, find
 from tools.proof.proxy import Cut, Proxy, Seen
 
 WORKERS = 8
@@ -37,7 +37,7 @@ def test_cut_at_any_place_keeps_the_delivery_guarantees(suite):
 @pytest.mark.parametrize("broker", ["lost", "lostdrop"])
 @pytest.mark.parametrize("level", [4, 5])
 def test_message_past_pubrec_is_in_doubt_when_the_connack_that_reports_the_loss_is_lost(level, broker):
-    case = Case.parse(f"{level}-q2-out-mpy-ram-{broker}-w2x4/down6.after.action+down1.before.rst")
+    case = find(f"{level}-q2-out-mpy-ram-{broker}-w2x4/down6.after.action+down1.before.rst")
     verdicts = []
     asyncio.run(run_cases([case], 1, verdicts.append))
     (verdict,) = verdicts
@@ -105,11 +105,12 @@ def test_board_waits_while_its_journal_is_full(tmp_path):
 def test_every_case_is_found_by_its_id():
     cases = {case for suite in (*FULL, *SHORT) for case in suite.bases}
     for case in cases:
-        cut = Case.parse(f"{case}/up3.middle.rst+down12.after.fin")
+        cut = find(f"{case}/up3.middle.rst+down12.after.fin")
         assert cut.base == case
-        assert Case.parse(str(cut)) == cut
-    with pytest.raises(ValueError):
-        Case.parse("4-q3-out-mpy-ram-mosquitto-w2x4")
+        assert find(str(cut)) == cut
+    for text in ("4-q3-out-mpy-ram-mosquitto-w2x4", "4-q2-out-mpy-ram-mosquitto-w2x4/up3.nowhere.rst"):
+        with pytest.raises(ValueError, match=f"not the id of a case: {text}"):
+            find(text)
 
 
 def test_places_to_cut_are_enumerated_once():

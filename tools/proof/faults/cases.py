@@ -20,7 +20,6 @@ Brokers:
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -32,7 +31,6 @@ from tools.proof.proxy import DOWN, PLACES, UP, Cut, Seen, packet_lines
 FLOWS = ("out", "in")
 INTERPRETERS = ("mpy", "cpy", "mpyaio", "cpyaio")
 LONG = 2500
-_ID = re.compile(r"([345])-q([012])-(out|in|both)-((?:mpy|cpy)(?:aio)?)-(ram|journal)-([a-z]+)-w(\d+)x(\d+)(l?)")
 
 
 @dataclass(frozen=True)
@@ -64,19 +62,6 @@ class Case:
         setting = f"{self.level}-q{self.qos}-{self.flow}-{self.interpreter}-{self.store}-{self.broker}"
         setting += f"-w{self.window}x{self.count}{'l' if self.long else ''}"
         return "/".join(filter(None, (setting, "+".join(map(str, self.cuts)))))
-
-    @classmethod
-    def parse(cls, text: str) -> Case:
-        """Return the case with this id."""
-        setting, _, cuts = text.partition("/")
-        found = _ID.fullmatch(setting)
-        if not found:
-            raise ValueError(f"not the id of a case: {text}")
-        level, qos, flow, interpreter, store, broker, window, count, long = found.groups()
-        return cls(
-            *(int(level), int(qos), flow, interpreter, store, broker, int(window), int(count), bool(long)),
-            tuple(Cut.parse(cut) for cut in cuts.split("+") if cut),
-        )
 
 
 @dataclass(kw_only=True)

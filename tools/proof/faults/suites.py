@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
 
+from tools.proof import side_by_side
 from tools.proof.faults import power as power_cuts
 from tools.proof.faults import runner
 from tools.proof.faults.cases import FLOWS, Case, Outcome, places_of
@@ -150,7 +151,10 @@ def find(text: str) -> Any:
     Raises:
         ValueError: there is none.
     """
-    for kind in (power_cuts.Case, Case, hostile.Case):
-        with contextlib.suppress(ValueError):
-            return kind.parse(text)
-    raise ValueError(f"not the id of a case: {text}")
+    with contextlib.suppress(ValueError):
+        return power_cuts.Case.parse(text)
+    setting, _, cuts = text.partition("/")
+    with contextlib.suppress(ValueError):
+        base = side_by_side.find((case for suite in (*FULL, *SHORT) for case in suite.bases), setting)
+        return replace(base, cuts=tuple(Cut.parse(cut) for cut in cuts.split("+") if cut))
+    return hostile.Case.parse(text)
