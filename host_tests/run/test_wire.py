@@ -157,16 +157,16 @@ def test_session_lost_by_the_server_ends_its_flows():
 # --- TCP and files ---
 
 
-def frame(direction, position, content, flags=0x18):
+def frame(direction, position, content, flags=0x18, link=b"\0" * 12 + b"\x08\x00"):
     source, target = (CLIENT, BROKER) if direction == UP else (BROKER, CLIENT)
     tcp = struct.pack(">HHIIBBHHH", source[1], target[1], position & 0xFFFFFFFF, 0, 0x50, flags, 8192, 0, 0) + content
     addresses = bytes(map(int, ".".join((source[0], target[0])).split(".")))
     ip = struct.pack(">BBHHHBBH", 0x45, 0, 20 + len(tcp), 0, 0, 64, 6, 0) + addresses
-    return b"\0" * 12 + b"\x08\x00" + ip + tcp
+    return link + ip + tcp
 
 
-def pcap(frames):
-    head = struct.pack("<IHHiIII", 0xA1B2C3D4, 2, 4, 0, 0, 65_535, 1)
+def pcap(frames, link=1):
+    head = struct.pack("<IHHiIII", 0xA1B2C3D4, 2, 4, 0, 0, 65_535, link)
     bodies = [
         struct.pack("<IIII", time_us // 1_000_000, time_us % 1_000_000, len(body), len(body)) + body
         for time_us, body in frames
@@ -201,6 +201,22 @@ FLOWS = [(1, "PUBLISH PUBACK", True, 1), (2, "PUBLISH PUBREC PUBREL PUBCOMP", Tr
 def test_split_repeated_and_wrapped_tcp_segments_are_reassembled(tmp_path, seed):
     path = tmp_path / "x.pcap"
     path.write_bytes(pcap(tcp_frames(TALK, seed)))
+    _, audits = flows.audits(wire.pieces(tmp_path, [1883]))
+    assert stories(audits["board-1"]) == FLOWS
+
+
+@pytest.mark.parametrize(
+    ("kind", "link"),
+    [(1, b"\0" * 12 + b"\x81\x00\0\x07\x08\x00"), (113, bytes(16)), (276, bytes(20)), (0, bytes(4)), (101, b"")],
+    ids=["VLAN", "tcpdump -i any", "newer tcpdump -i any", "BSD's loopback", "raw IP"],
+)
+def test_capture_of_any_kind_of_link_is_read(tmp_path, kind, link):
+    at = {UP: 1, DOWN: 1}
+    frames = []
+    for direction, content in TALK:
+        frames.append((1000 * len(frames), frame(direction, at[direction], content, link=link)))
+        at[direction] += len(content)
+    (tmp_path / "x.pcap").write_bytes(pcap(frames, kind))
     _, audits = flows.audits(wire.pieces(tmp_path, [1883]))
     assert stories(audits["board-1"]) == FLOWS
 

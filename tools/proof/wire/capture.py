@@ -18,8 +18,9 @@ from tools.command import Failure
 from tools.proof.proxy import DOWN, UP
 
 SYN = 2
-ETHERNET, RAW, NULL, COOKED, COOKED2 = 1, 101, 0, 113, 276
-RAW_TYPES = {RAW, 12, 14, 228, 229}
+ETHERNET = 1
+# The bytes before the IP packet, by the type of the link: BSD's loopback, Linux cooked (-i any) old and new, raw IP.
+HEADERS = {0: 4, 113: 16, 276: 20, **dict.fromkeys((12, 14, 101, 228, 229), 0)}
 
 
 class Piece(NamedTuple):
@@ -111,18 +112,12 @@ def _piece(link: int, frame: bytes, time_us: int, ports: frozenset[int]) -> Piec
 
 
 def _ip(link: int, frame: bytes) -> bytes:
-    if link == ETHERNET:
-        kind, at = frame[12:14], 14
-        while kind in {b"\x81\x00", b"\x88\xa8"}:  # VLAN
-            kind, at = frame[at + 2 : at + 4], at + 4
-        return frame[at:] if kind in {b"\x08\x00", b"\x86\xdd"} else b""
-    if link == COOKED:
-        return frame[16:]
-    if link == COOKED2:
-        return frame[20:]
-    if link == NULL:
-        return frame[4:]
-    return frame if link in RAW_TYPES else b""
+    if link != ETHERNET:
+        return frame[HEADERS[link] :] if link in HEADERS else b""
+    at = 14
+    while frame[at - 2 : at] in {b"\x81\x00", b"\x88\xa8"}:  # VLAN
+        at += 4
+    return frame[at:] if frame[at - 2 : at] in {b"\x08\x00", b"\x86\xdd"} else b""
 
 
 def streams(pieces: list[Piece]) -> list[dict[str, Stream]]:
