@@ -15,8 +15,8 @@ import pytest
 from tools.broker import find_mosquitto
 from tools.proof import packets as p
 from tools.proof.brokers import __main__ as command
-from tools.proof.brokers import page
-from tools.proof.brokers.judge import Got, Message, Observed, judge
+from tools.proof.brokers import page, runner
+from tools.proof.brokers.judge import Got, Message, Verdict, judge
 from tools.proof.brokers.kinds import Amqtt, Certificate, Mosquitto, NotHere
 from tools.proof.brokers.runner import FACES, INTERPRETERS, Case, all_cases, run_broker
 from tools.proof.brokers.scenarios import SCENARIOS
@@ -88,6 +88,17 @@ def test_client_meets_its_obligations(case, verdicts):
     assert verdicts[str(case)].problems == [], verdicts[str(case)].details()
 
 
+@pytest.mark.skipif(find_mosquitto() is None, reason="no mosquitto")
+def test_step_that_does_not_end_is_named(monkeypatch, tmp_path):
+    monkeypatch.setattr(runner, "STEP_S", 1)
+    monkeypatch.setattr(runner.Program, "do", lambda board, verb, *arguments: asyncio.Event().wait())
+    case = Case.parse("mosquitto/4/client/cpy/password")
+    found = []
+    case = replace(case, scenario=replace(case.scenario, wait_s=0.0))
+    asyncio.run(run_broker(Mosquitto, [case], tmp_path, None, 1, found.append))
+    assert [verdict.problems for verdict in found] == [["board refused: no end in time"]]
+
+
 # --- the judge -------------------------------------------------------------------------------------------------
 
 HELLO = [(UP, p.connect("b", clean=False)), (DOWN, p.connack())]
@@ -107,7 +118,7 @@ def got(number, qos=2, retain=False, content=None):
 
 def observed(packets, **more):
     trace = [Seen(direction, content, len(content), 1, 0) for direction, content in [*HELLO, *packets]]
-    return Observed(4, trace=trace, **more)
+    return Verdict(level=4, trace=trace, **more)
 
 
 DOWN_FLOW = [(DOWN, pub(1, 2, 7)), (UP, p.ack(p.PUBREC, 7)), (DOWN, p.ack(p.PUBREL, 7)), (UP, p.ack(p.PUBCOMP, 7))]
@@ -149,17 +160,17 @@ TWICE = [body(101, 60)] * 2
             "in: not sent by the broker, which waits for answers to earlier ones",
             "",
         ),
-        (observed(UP_FLOW, arrived=TWICE[:1], delivered={101}, **OUTBOUND), "", ""),
-        (observed(UP_FLOW, delivered={101}, **OUTBOUND), "", "out: acknowledged and never passed on"),
-        (observed(UP_FLOW, arrived=TWICE, delivered={101}, **OUTBOUND), "", "out: passed on twice at QoS 2"),
-        (observed(UP_FLOW * 2, arrived=TWICE, delivered={101}, **OUTBOUND), "out: sent twice at QoS 2", ""),
+        (observed(UP_FLOW, arrived=TWICE[:1], delivered=[101], **OUTBOUND), "", ""),
+        (observed(UP_FLOW, delivered=[101], **OUTBOUND), "", "out: acknowledged and never passed on"),
+        (observed(UP_FLOW, arrived=TWICE, delivered=[101], **OUTBOUND), "", "out: passed on twice at QoS 2"),
+        (observed(UP_FLOW * 2, arrived=TWICE, delivered=[101], **OUTBOUND), "out: sent twice at QoS 2", ""),
         (
-            observed([*UP_FLOW[:3], *HELLO, *UP_FLOW], arrived=TWICE, delivered={101}, **OUTBOUND),
+            observed([*UP_FLOW[:3], *HELLO, *UP_FLOW], arrived=TWICE, delivered=[101], **OUTBOUND),
             "",
             "forgets the session",
         ),
         (
-            observed([*UP_FLOW, *HELLO, *UP_FLOW], arrived=TWICE, delivered={101}, **OUTBOUND),
+            observed([*UP_FLOW, *HELLO, *UP_FLOW], arrived=TWICE, delivered=[101], **OUTBOUND),
             "out: sent twice at QoS 2",
             "forgets the session",
         ),
@@ -171,7 +182,7 @@ TWICE = [body(101, 60)] * 2
         (observed(UP_FLOW[:1], arrived=TWICE[:1], left=1, **OUTBOUND), "", "out: leaves without an answer"),
         (observed([], left=1, **OUTBOUND), "out: never sent", ""),
         (
-            observed([UP_FLOW[0], (DOWN, p.ack(p.PUBACK, 9))], arrived=TWICE[:1], delivered={101}, **OUTBOUND),
+            observed([UP_FLOW[0], (DOWN, p.ack(p.PUBACK, 9))], arrived=TWICE[:1], delivered=[101], **OUTBOUND),
             "",
             "answers a QoS 2 PUBLISH by PUBACK",
         ),
@@ -184,10 +195,10 @@ TWICE = [body(101, 60)] * 2
         (observed([(DOWN, b"\x36\x00")]), "", "the broker sent what is malformed"),
         (observed([], uncleared=[b"x"]), "", "an empty retained message does not clear"),
         (observed([], failures=["board connect: it failed"]), "board connect: it failed", ""),
-        (Observed(4, refusal=("ConnectRefused", 5)), "", ""),
-        (Observed(4, refusal=("OSError", 0)), "a refusal ends in OSError", ""),
-        (Observed(4, refusal=("", 0)), "a refusal ends in a connection", ""),
-        (Observed(4, **INBOUND), "in: not handed over", ""),
+        (Verdict(level=4, refusal=("ConnectRefused", 5)), "", ""),
+        (Verdict(level=4, refusal=("OSError", 0)), "a refusal ends in OSError", ""),
+        (Verdict(level=4, refusal=("", 0)), "a refusal ends in a connection", ""),
+        (Verdict(level=4, **INBOUND), "in: not handed over", ""),
     ],
 )
 def test_judge_blames_the_right_side_for_a_fault(seen, ours, theirs):
@@ -231,7 +242,7 @@ def test_table_shows_client_failures_and_broker_deviations(tmp_path):
     results.versions["mosquitto"] = "2.0"
     for seen in (observed(DOWN_FLOW, **INBOUND), observed([], **INBOUND)):
         case = Case("mosquitto", 4, "aio", "mpy", SCENARIOS["qos"])
-        results.verdicts["mosquitto", "qos"].append(replace(judge(seen), case=case))
+        results.verdicts["mosquitto", "qos"].append(judge(replace(seen, case=case)))
     table = page.table(results)
     assert "| every QoS, both ways | **1 of 2 failed** (1) |" in table
     assert "1. in: never sends what was acknowledged to its publisher (mosquitto at level 4)" in table

@@ -12,6 +12,7 @@ from __future__ import annotations
 import binascii
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
+from typing import Any
 
 from tools.proof import packets as p
 from tools.proof.device import body
@@ -42,9 +43,9 @@ class Got:
     crc: int
 
 
-@dataclass
-class Observed:
-    """The observations of a case.
+@dataclass(kw_only=True)
+class Verdict(cases.Verdict):
+    """The observations of a case; the faults of the client (`problems`) and of the broker (`theirs`).
 
     Attributes:
         sent_in, sent_out: what the peer published to the board, and the board to the peer.
@@ -52,15 +53,14 @@ class Observed:
         got: the messages that the board's program received, in order; strays: topics of received messages of other cases.
         arrived: the payloads that the peer received, in order.
         oversize: lengths of the messages that the board's client skipped and reported.
-        delivered: numbers that the board's client reported as delivered.
         left: how many messages it had not delivered at the end.
         retained_in: numbers that must arrive at the board with RETAIN set; all others without.
         uncleared: payloads that were still retained after the topic was cleared.
-        ended: why the board's connections ended, as its client reported.
         failures: descriptions of failed steps.
         refusal: class and code of the error after a wrong password.
         killed: whether the broker was killed.
         trace: the packets, None with TLS.
+        told: limits that the client reported.
     """
 
     level: int
@@ -71,33 +71,35 @@ class Observed:
     got: list[Got] = field(default_factory=list)
     arrived: list[bytes] = field(default_factory=list)
     oversize: list[int] = field(default_factory=list)
-    delivered: set[int] = field(default_factory=set)
     left: int = 0
     retained_in: tuple[int, ...] = ()
     uncleared: list[bytes] = field(default_factory=list)
-    ended: list[str] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
     refusal: tuple[str, int] | None = None
     killed: bool = False
     trace: list[Seen] | None = None
-
-
-@dataclass(kw_only=True)
-class Verdict(cases.Verdict):
-    """Faults of the client (`problems`) and of the broker (`theirs`); `told`: limits that the client reported."""
-
-    seen: Observed
     told: list[str] = field(default_factory=list)
     theirs: list[str] = field(default_factory=list)
 
+    def note(self, kind: str, words: list[Any]) -> None:
+        """Note what the board reported."""
+        if kind == "got":
+            topic, head, *rest = words
+            if topic.startswith(self.prefix):
+                self.got.append(Got(int(head) if head.isdigit() else 0, *rest))
+            else:
+                self.strays.append(topic)
+        elif kind == "oversize":
+            self.oversize.append(words[0])
+        elif kind == "refused":
+            self.failures.append(f"on_refused({words[0]}, {words[1]:#04x})")
+        else:
+            super().note(kind, words)
+
     def details(self) -> list[str]:
         """Return the details, in lines."""
-        ended = [f"ended: {text}" for text in self.seen.ended]
-        return [
-            *packet_lines(self.seen.trace or [], self.seen.level),
-            *ended,
-            f"the broker: {self.theirs or 'nothing'}",
-        ]
+        ended = [f"ended: {text}" for text in self.texts]
+        return [*packet_lines(self.trace or [], self.level), *ended, f"the broker: {self.theirs or 'nothing'}"]
 
 
 def number_of(payload: bytes) -> int:
@@ -226,31 +228,30 @@ def read_wire(trace: list[Seen], level: int, expected: dict[int, Message], prefi
     return wire
 
 
-def judge(seen: Observed) -> Verdict:
-    """Return the faults, of the client and of the broker."""
-    verdict = Verdict(seen=seen)
+def judge(seen: Verdict) -> Verdict:
+    """Find the faults, of the client and of the broker; return the verdict with them."""
     wire = read_wire(seen.trace, seen.level, seen.sent_in, seen.prefix) if seen.trace is not None else None
-    ours, theirs = verdict.problems, verdict.theirs
+    ours, theirs = seen.problems, seen.theirs
     if wire is not None:
         for text in wire.broken:
             (ours if text.startswith("the client") else theirs).append(text)
         _judge_broker(seen, wire, theirs)
     if seen.refusal is not None:
-        _judge_refusal(seen, wire, verdict)
-        return verdict
+        _judge_refusal(seen, wire)
+        return seen
     if wire.strays if wire is not None else seen.strays:
         theirs.append("sends messages of topics that were not asked for")
     elif seen.strays:
         ours.append(f"handed over messages of other topics than came: {seen.strays}")
-    _judge_in(seen, wire, verdict)
-    _judge_out(seen, wire, verdict)
+    _judge_in(seen, wire)
+    _judge_out(seen, wire)
     if seen.uncleared:
         theirs.append("an empty retained message does not clear what is retained")
     ours.extend(seen.failures)
-    return verdict
+    return seen
 
 
-def _judge_broker(seen: Observed, wire: _Wire, theirs: list[str]) -> None:
+def _judge_broker(seen: Verdict, wire: _Wire, theirs: list[str]) -> None:
     for name, code in sorted(wire.granted.items()):
         if code != wire.asked[name]:
             theirs.append(
@@ -260,38 +261,36 @@ def _judge_broker(seen: Observed, wire: _Wire, theirs: list[str]) -> None:
         theirs.append("sends messages at a higher QoS than they were published with")
     if wire.puback_for_2:
         theirs.append("answers a QoS 2 PUBLISH by PUBACK")
-    if not seen.killed and seen.refusal is None and any("closed by the peer" in text for text in seen.ended):
+    if not seen.killed and seen.refusal is None and any("closed by the peer" in text for text in seen.texts):
         theirs.append("ends the connection, for no reason that the wire shows")
     if wire.lost_session:
         theirs.append("forgets the session" + (" when it is killed" if seen.killed else ""))
 
 
-def _judge_refusal(seen: Observed, wire: _Wire | None, verdict: Verdict) -> None:
+def _judge_refusal(seen: Verdict, wire: _Wire | None) -> None:
     name, code = seen.refusal or ("", 0)
     said = [one for one in wire.connack if one] if wire else []
     if wire is not None and not said:
-        verdict.theirs.append(
-            "closes the connection instead of saying why" if not wire.connack else "takes any password"
-        )
+        seen.theirs.append("closes the connection instead of saying why" if not wire.connack else "takes any password")
         if name != "ConnectionLost":
-            verdict.problems.append(f"a connection closed without CONNACK ends in {name}")
+            seen.problems.append(f"a connection closed without CONNACK ends in {name}")
         return
     if name != "ConnectRefused":
-        verdict.problems.append(f"a refusal ends in {name or 'a connection'}, not in ConnectRefused")
+        seen.problems.append(f"a refusal ends in {name or 'a connection'}, not in ConnectRefused")
     elif said and code and code != said[0]:
-        verdict.problems.append(f"the broker's code is {said[0]:#04x}, the error's {code:#04x}")
+        seen.problems.append(f"the broker's code is {said[0]:#04x}, the error's {code:#04x}")
     if said and said[0] not in ((0x86, 0x87) if seen.level == 5 else (4, 5)):
-        verdict.theirs.append(f"refuses a wrong password with code {said[0]:#04x}")
+        seen.theirs.append(f"refuses a wrong password with code {said[0]:#04x}")
 
 
-def _judge_in(seen: Observed, wire: _Wire | None, verdict: Verdict) -> None:
+def _judge_in(seen: Verdict, wire: _Wire | None) -> None:
     """Judge the messages to the board."""
-    ours, theirs = verdict.problems, verdict.theirs
+    ours, theirs = seen.problems, seen.theirs
     taken = Counter(one.number for one in seen.got)
     groups: dict[tuple[str, str], list[int]] = defaultdict(list)
     for number, message in seen.sent_in.items():
         if not taken[number] and message.size in seen.oversize:
-            verdict.told = ["skipped and reported"]
+            seen.told = ["skipped and reported"]
         elif not taken[number]:
             if wire is not None and number in wire.unreleased:
                 groups["theirs", "no PUBREL follows PUBREC"].append(number)
@@ -332,10 +331,10 @@ def _judge_in(seen: Observed, wire: _Wire | None, verdict: Verdict) -> None:
             (theirs if wires == mine else ours).append(
                 f"QoS {qos} arrives out of order" if wires == mine else f"QoS {qos} handed over out of order"
             )
-    _tell(groups, verdict, "in")
+    _tell(groups, seen, "in")
 
 
-def _judge_out(seen: Observed, wire: _Wire | None, verdict: Verdict) -> None:
+def _judge_out(seen: Verdict, wire: _Wire | None) -> None:
     """Judge the messages from the board."""
     arrived = Counter(number_of(payload) for payload in seen.arrived)
     groups: dict[tuple[str, str], list[int]] = defaultdict(list)
@@ -365,12 +364,10 @@ def _judge_out(seen: Observed, wire: _Wire | None, verdict: Verdict) -> None:
         number = number_of(payload)
         if number in seen.sent_out and payload != body(number, seen.sent_out[number].size):
             groups["ours", "arrived with other content"].append(number)
-    _tell(groups, verdict, "out")
+    _tell(groups, seen, "out")
 
 
-def _tell(groups: dict[tuple[str, str], list[int]], verdict: Verdict, way: str) -> None:
+def _tell(groups: dict[tuple[str, str], list[int]], seen: Verdict, way: str) -> None:
     for (whose, text), numbers in groups.items():
         few = ", ".join(map(str, numbers[:MOST_NAMED])) + (", ..." if len(numbers) > MOST_NAMED else "")
-        (verdict.problems if whose == "ours" else verdict.theirs).append(
-            f"{way}: {text}: {len(numbers)} messages ({few})"
-        )
+        (seen.problems if whose == "ours" else seen.theirs).append(f"{way}: {text}: {len(numbers)} messages ({few})")

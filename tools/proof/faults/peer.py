@@ -109,10 +109,10 @@ class Peer:
         """Note that the broker was killed, before the socket reports it."""
         self._up.clear()
 
-    async def resumed(self) -> None:
+    async def resumed(self, seconds: float = ANSWER_S) -> None:
         """Wait until this client is connected to the restarted broker, and subscribed."""
         self._waiting = False
-        async with asyncio.timeout(ANSWER_S):
+        async with asyncio.timeout(seconds):
             await self._up.wait()
 
     async def until(self, condition, seconds: float) -> bool:
