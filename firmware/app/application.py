@@ -22,7 +22,7 @@ import sys
 import app
 from flashmqtt import __version__
 from flashmqtt.compat import const
-from flashmqtt.errors import BufferTooSmall, StoreFull, StoreWorn
+from flashmqtt.errors import StoreFull, StoreWorn, UsageError
 from flashmqtt.journal.journal import DROP_NEWEST, DROP_OLDEST, REFUSE, Journal
 
 from .clock import NetworkTime, Uptime
@@ -441,7 +441,7 @@ class Application:
         self._greeting += 1
         try:
             self.client.publish(topic, payload, qos=0, retain=True)
-        except BufferTooSmall as error:
+        except UsageError as error:  # too long for the buffer, or `discovery` is not part of a topic
             print("sensor: not announced:", sensor.name, error)
 
     def _tell_health(self):

@@ -295,6 +295,18 @@ def test_error_that_may_not_come_again_restarts_the_board(tmp_path, error, statu
     assert ran.returncode == status and words in ran.stdout, ran.stdout + ran.stderr
 
 
+@pytest.mark.req("R4")
+def test_discovery_prefix_that_is_not_part_of_a_topic_is_named_and_readings_continue(tmp_path):
+    async def scenario(person, board):
+        await until_async(lambda: person.packs("readings"))
+        await until_async(lambda: "sensor: not announced: load not a topic name" in board.console.read_text())
+        before = len(person.packs("readings"))
+        await until_async(lambda: len(person.packs("readings")) > before + 1)
+        assert "restart:" not in board.console.read_text()
+
+    run_on_a_board(tmp_path, scenario, {"discovery": "home/#"})
+
+
 @pytest.mark.req("B2", "B4")
 def test_console_with_log_disabled_shows_only_boot_and_status(tmp_path):
     async def scenario(person, board):

@@ -22,6 +22,11 @@ def test_missing_options_get_their_defaults():
         ({"broker": "b", "port": True}, ["port", "True", "int"]),
         ({"broker": ""}, ["broker", "''", "1 to 255"]),
         ({"broker": "b", "interval_ms": 5}, ["interval_ms", "5", "10 to 86400000"]),
+        ({"broker": "b", "ntp": "pool:abc"}, ["ntp", "'pool:abc'", "name:port"]),
+        ({"broker": "b", "ntp": "pool:0"}, ["ntp", "'pool:0'", "name:port"]),
+        ({"broker": "b", "ntp": "pool:65536"}, ["ntp", "'pool:65536'", "name:port"]),
+        ({"broker": "b", "ntp": "pool:99999999999999999999"}, ["ntp", "name:port"]),
+        ({"broker": "b", "ntp": "::1"}, ["ntp", "'::1'", "name:port"]),
     ],
 )
 def test_invalid_option_error_names_the_option(given, words):

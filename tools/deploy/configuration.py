@@ -337,8 +337,8 @@ def load(folder: Path, environment: Mapping[str, str] = os.environ) -> tuple[dic
                 raise ConfigurationError(f"{variable} in the environment is not UTF-8") from None
     if "broker" not in given:
         raise ConfigurationError("config.toml: broker.host is missing: the broker's name or address")
+    _check_texts({key: rule[1] for key, rule in KEYS.items()} | given)
     config = check(given)
-    _check_texts(config)
     if config["ssid"] and not config["password"]:
         raise ConfigurationError(
             "there is no Wi-Fi password: set FLASHMQTT_WIFI_PASSWORD, or write password under [wifi] into config.local.toml. "
