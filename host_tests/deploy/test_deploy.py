@@ -195,7 +195,7 @@ def test_partial_copies_are_removed_by_deploy_and_wipe(tmp_path):
         config = write_configuration(tmp_path / "config", broker.port)
         leftovers = ("/lib/flashmqtt/errors.mpy.new", "/app/old.mpy.new", "/config.json.new", "/main.py.new")
         with Link(device.path) as link:
-            for path in leftovers:
+            for path in (*leftovers, "/deploying"):
                 link.put(path, PASSWORD.encode())
         words = ("deploy", "--board", "pico_w", "--port", device.path, "--config", str(config), "--timeout", "120")
         status, printed, complaints = run(*words)
@@ -233,7 +233,7 @@ def test_foreign_main_needs_confirmation_and_is_restored_by_wipe(tmp_path):
             link.put("/main.py", b"print('mine')\n")
         words = ("deploy", "--board", "pico_w", "--port", device.path, "--config", str(config), "--timeout", "0.1")
         status, _, complaints = run(*words)
-        assert status == 1 and "main.py that is not flashmqtt's" in complaints and "YES=1" in complaints
+        assert status == 1 and "files that are not flashmqtt's: main.py." in complaints and "YES=1" in complaints
         with Link(device.path) as link:
             assert link.get("/main.py") == b"print('mine')\n"
         status, printed, _ = run(*words, "--yes")
@@ -263,13 +263,40 @@ def test_wipe_keeps_the_files_of_a_program_that_only_uses_the_library(tmp_path):
         status, printed, complaints = run(*words, "--dry-run")
         assert status == 0 and "rename /main.py to /main.py.before" in printed, complaints
         status, _, complaints = run(*words)
-        assert status == 1 and "main.py that is not flashmqtt's" in complaints
+        assert status == 1 and "not flashmqtt's: main.py, app, config.json" in complaints
         status, printed, complaints = run("wipe", "--port", device.path, "--yes", "--journal")
         assert status == 0 and "flashmqtt's library and the journal" in printed, complaints
         with Link(device.path) as link:
             names = link.literal("import os; print(os.listdir('/') + os.listdir('/lib'))")
             assert sorted(names) == ["app", "config.json", "lib", "main.py"]
             assert {path: link.get(path) for path in own} == own
+
+
+@pytest.mark.parametrize("main", [{"/main.py": b"print('mine')\n"}, {}], ids=["with main.py", "without main.py"])
+@pytest.mark.req("B3")
+def test_files_of_another_program_that_have_our_names_are_kept_by_deploy_and_restored_by_wipe(tmp_path, main):
+    own = {**main, "/app/pump.py": b"#\n", "/config.json": b"{}", "/state.json": b"[1]", "/tls/ca.pem": b"-"}
+    with Device(tmp_path / "board", wifi=WIFI) as device:
+        config = write_configuration(tmp_path / "config", 1)
+        with Link(device.path) as link:
+            for path, content in own.items():
+                link.put(path, content)
+        words = ("deploy", "--port", device.path, "--config", str(config), "--timeout", "0.1")
+        assert run(*words)[0] == 1
+        status, printed, complaints = run("wipe", "--port", device.path, "--yes")
+        assert status == 0 and "wiped      flashmqtt's library; " in printed, complaints
+        with Link(device.path) as link:
+            assert {path: link.get(path) for path in own} == own
+        status, printed, complaints = run(*words, "--yes")
+        assert status == 1 and "copied" in printed, complaints  # no broker: nothing is delivered
+        assert "as they are; 0.0 KB to copy" in run(*words)[1]  # without a question
+        status, _, complaints = run("wipe", "--port", device.path, "--yes", "--journal")
+        assert status == 0, complaints
+        with Link(device.path) as link:
+            assert {path: link.get(path) for path in own} == own
+            assert sorted(link.literal("import os; print(os.listdir('/'))")) == sorted(
+                {"lib", *(path.split("/")[1] for path in own)}
+            )
 
 
 @pytest.mark.req("B3")
@@ -319,7 +346,7 @@ READ_ONLY = b"import rp2, vfs\nvfs.umount('/')\nvfs.mount(vfs.VfsLfs2(rp2.Flash(
 
 @pytest.mark.parametrize(
     ("path", "content", "words"),
-    [("/boot.py", READ_ONLY, "file system is read-only"), ("/app", b"", "/app/.* a part of this path is a file")],
+    [("/boot.py", READ_ONLY, "file system is read-only"), ("/lib", b"", "/lib/.* a part of this path is a file")],
 )
 @pytest.mark.req("B3")
 def test_board_that_can_not_be_written_to_is_named(tmp_path, path, content, words):
@@ -936,6 +963,30 @@ def test_board_runs_on_after_a_command_that_was_stopped_or_failed(tmp_path, monk
 
 
 @pytest.mark.req("B3")
+def test_board_starts_its_program_after_a_backup_that_was_killed(tmp_path):
+    with Device(tmp_path / "board") as device:
+        with Link(device.path) as link:
+            link.put("/main.py", RUNNING)
+            link.put("/large", bytes(range(256)) * 1000)
+        words = ("backup", "--port", device.path, "--output", str(tmp_path / "kept"))
+        process = subprocess.Popen([sys.executable, "-m", "tools.deploy", *words], cwd=ROOT)
+        while not list((tmp_path / "kept").glob("*/*")):
+            assert process.poll() is None
+            time.sleep(0.005)
+        process.kill()
+        process.wait()
+        since = len(device.console)
+        device.power_cut()
+        device.wait_for(b"tick 2", since=since)
+
+
+@pytest.mark.req("B3")
+def test_question_answered_by_the_end_of_the_input_counts_as_no(monkeypatch):
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: True, readline=lambda: ""))
+    assert deploy.ask("Remove it?", False) is False
+
+
+@pytest.mark.req("B3")
 def test_board_that_does_not_come_back_after_a_reset_is_named(tmp_path, monkeypatch):
     def away(link: Link) -> None:
         link.close()
@@ -1139,11 +1190,11 @@ def test_modules_are_written_to_romfs_and_run_from_there(tmp_path, with_romfs):
         # An older deployment, without ROMFS; somebody's own module in it, not mounted yet.
         with Link(device.path) as link:
             link.put("/lib/flashmqtt/errors.mpy", b"old")
-            link.put("/app/configuration.mpy", b"old")
+            link.put("/app/application.mpy", b"old")
             romfs.write(link, romfs.packed({"/rom/lib/own.py": b"print('mine')"}), 4096)
         before = rom.read_bytes()
         status, printed, complaints = run(*words, "--dry-run")
-        assert status == 0 and "write ROMFS (" in printed and "remove /app/configuration.mpy" in printed, complaints
+        assert status == 0 and "write ROMFS (" in printed and "remove /app/application.mpy" in printed, complaints
         assert rom.read_bytes() == before
 
         status, printed, complaints = run(*words)

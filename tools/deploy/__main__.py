@@ -34,6 +34,7 @@ OLDEST = (1, 24)
 DEPLOYING = "/deploying"
 OURS = ("/lib/flashmqtt", "/app", "/tls")
 SINGLE = ("/main.py", "/board.mpy", "/config.json", "/state.json")
+OF_APPLICATION = ("app", "tls", "config.json", "state.json")  # names that a program of the user's own may have, too
 UNFINISHED = tuple(path + ".new" for path in SINGLE)  # incomplete copies
 MARK = '"""flashmqtt: '  # in the first line of our main.py
 CONTRACT = "boards/board.pyi"  # in the first line of our board.py
@@ -96,6 +97,30 @@ def walk(p):
         os.rmdir(p)
     except OSError: pass
 for p in %r: walk(p)
+"""
+_RENAME = """
+import os
+for n in %r:
+    if n in os.listdir('/'): os.rename('/' + n, '/' + n + '.before')
+"""
+_WIPE = """
+import os
+def away(p):
+    try: t = os.stat(p)[0] & 0x4000
+    except OSError: return
+    if t:
+        for n in os.listdir(p): away(p + '/' + n)
+        os.rmdir(p)
+    else: os.remove(p)
+for p in %r: away(p)
+there = os.listdir('/')
+for n in %r:
+    if n + '.before' in there and n not in there: os.rename('/' + n + '.before', '/' + n)
+"""
+_UNMARK = f"""
+import os
+try: os.remove({DEPLOYING!r})
+except OSError: pass
 """
 _JOURNAL = """
 import sys
@@ -222,7 +247,10 @@ def ask(question: str, yes: bool) -> bool:
         return True
     if not sys.stdin.isatty():
         raise Failure(f"{question} There is no terminal to ask: to agree, run this again with YES=1.")
-    return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
+    try:
+        return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
+    except EOFError:  # Ctrl-D
+        return False
 
 
 def retry_after_reset(link: Link, act: Callable[[], Result]) -> Result:
@@ -247,31 +275,28 @@ def retry_after_reset(link: Link, act: Callable[[], Result]) -> Result:
 
 
 def stop_program(link: Link, found: dict) -> None:
-    """Keep main.py from starting, and reset: so no watchdog of a running program resets the board later."""
+    """Reset the board without starting main.py: so no watchdog of a running program resets the board later.
+
+    The next reset starts main.py, however this command ends; but not if a deployment is unfinished.
+    """
     if "main.py" not in found["files"]:
         return
     retry_after_reset(link, lambda: link.create(DEPLOYING, WATCHDOG_S))
     link.reset()
     link.stop()
-
-
-def restart(link: Link, found: dict) -> None:
-    """Start the board's program again, if a command other than `deploy` stopped it. An unfinished deployment stays marked."""
-    if DEPLOYING.lstrip("/") in found["files"]:
-        link.reset()
-    else:
-        start_program(link)
+    if DEPLOYING.lstrip("/") not in found["files"]:
+        link.run(_UNMARK)
 
 
 @contextlib.contextmanager
-def restarted_on_error(link: Link, found: dict) -> Iterator[None]:
+def restarted_on_error(link: Link) -> Iterator[None]:
     """Start the board's program again if the block fails or Ctrl-C ends it."""
     try:
         yield
     except BaseException:
         with contextlib.suppress(Failure):
             link.stop()  # it may still run what it was sent
-            restart(link, found)
+            link.reset()
         raise
 
 
@@ -290,12 +315,17 @@ def check_imports(found: dict) -> None:
 
 
 def foreign_files(link: Link, found: dict) -> list[str]:
-    """Return the names of main.py and board.py (files or folders) that are there and are not flashmqtt's."""
-    return [
+    """Return the names (of files or folders) that flashmqtt uses, too, and that are of a program of the user's own."""
+    files = found["files"]
+    foreign = [
         name
         for name, sign in (("main.py", MARK), ("board.py", CONTRACT))
-        if name in found["files"] and sign not in link.run(_FIRST_LINE % f"/{name}")
+        if name in files and sign not in link.run(_FIRST_LINE % f"/{name}")
     ]
+    is_ours = "main.py" in files and "main.py" not in foreign
+    if not is_ours and DEPLOYING.lstrip("/") not in files and not link.run(_FIRST_LINE % "/app/application.mpy"):
+        foreign += [name for name in OF_APPLICATION if name in files]
+    return foreign
 
 
 def deploy(arguments: argparse.Namespace) -> None:
@@ -318,15 +348,15 @@ def deploy(arguments: argparse.Namespace) -> None:
             if f"{name}.before" in found["files"]:
                 raise Failure(
                     f"The board has a {name} that is not flashmqtt's, and {name}.before from an earlier time. Copy what you want "
-                    f"to keep to this machine (.venv/bin/mpremote cp :{name}.before .), remove one of the two "
-                    f"(.venv/bin/mpremote rm :{name}.before), and run the command again."
+                    f"to keep to this machine (.venv/bin/mpremote cp -r :{name}.before .), remove one of the two "
+                    f"(.venv/bin/mpremote rm -r :{name}.before), and run the command again."
                 )
-        with contextlib.nullcontext() if foreign else restarted_on_error(link, found):
-            if not foreign:
+        with restarted_on_error(link):
+            if "main.py" not in foreign:
                 stop_program(link, found)  # at once: a running watchdog resets the board within seconds
             image = {**files_of(found, board, march, arguments), **wanted}
             image, rom, rom_block = for_rom(link, image)
-            there = present(link)
+            there = {path: content for path, content in present(link).items() if path.split("/")[1] not in foreign}
             copy, remove = plan(image, there)
             if "/board.mpy" in there and "/board.mpy" not in image:
                 remove.append("/board.mpy")  # MicroPython would import it instead of the frozen one
@@ -341,8 +371,11 @@ def deploy(arguments: argparse.Namespace) -> None:
             )
             found["free"] += freed_bytes(link, remove)
             check_room(found, config, sum(_blocks(len(image[name])) for name in copy if name not in there))
-            for name in () if arguments.dry_run else foreign:
-                question = f"The board has a {name} that is not flashmqtt's. Rename it to {name}.before and continue?"
+            if foreign and not arguments.dry_run:
+                names = ", ".join(foreign)
+                question = (
+                    f"The board has files that are not flashmqtt's: {names}. Add .before to their names and continue?"
+                )
                 if not ask(question, arguments.yes):
                     raise Failure("Stopped; nothing was changed.")
         if arguments.dry_run:
@@ -356,13 +389,12 @@ def deploy(arguments: argparse.Namespace) -> None:
                 report_line("", f"write ROMFS ({len(rom)} bytes)")
             report_line("config", json.dumps(configuration.shown(config), ensure_ascii=False))
             report_line("dry run", "nothing was changed")
-            if not foreign:
-                restart(link, found)
+            link.reset()
             return
-        if foreign:
-            stop_program(link, found)
-        for name in foreign:
-            link.run(f"import os\nos.rename('/{name}', '/{name}.before')")
+        retry_after_reset(link, lambda: link.run(_RENAME % foreign, WATCHDOG_S))
+        if "main.py" in foreign:
+            link.reset()  # stops its watchdog
+            link.stop()
         if copy or remove or rom is not None:
             link.create(DEPLOYING)
         if rom is not None:
@@ -408,7 +440,7 @@ def check_room(found: dict, config: dict, needed: int) -> None:
 
 def start_program(link: Link) -> None:
     """Allow main.py to start again, and reset."""
-    link.run(f"import os\ntry:\n os.remove({DEPLOYING!r})\nexcept OSError: pass")
+    link.run(_UNMARK)
     link.reset()
 
 
@@ -526,7 +558,7 @@ def backup(arguments: argparse.Namespace) -> None:
     path = ports.find(arguments.port)
     with Link(path) as link:
         found = probe(link)
-        with restarted_on_error(link, found):
+        with restarted_on_error(link):
             stop_program(link, found)
             files = present(link, tuple(f"/{name}" for name in found["files"]), timeout_s=300)
             folder = arguments.output / time.strftime("%Y%m%d-%H%M%S")
@@ -544,7 +576,7 @@ def backup(arguments: argparse.Namespace) -> None:
         secret = [name for name in ("config.json", "tls/key.pem") if f"/{name}" in files]
         if secret:
             report_line("", f"secrets are in {' and '.join(secret)}: keep the folder private")
-        restart(link, found)
+        link.reset()
 
 
 def wipe(arguments: argparse.Namespace) -> None:
@@ -552,36 +584,23 @@ def wipe(arguments: argparse.Namespace) -> None:
     path = ports.find(arguments.port)
     with Link(path) as link:
         found = probe(link)
-        own_program = "main.py" in retry_after_reset(link, lambda: foreign_files(link, found))
-        what = "flashmqtt's library" if own_program else "flashmqtt, the application and its configuration"
+        own = [name for name in retry_after_reset(link, lambda: foreign_files(link, found)) if name != "board.py"]
+        what = "flashmqtt's library" if own else "flashmqtt, the application and its configuration"
         if arguments.journal:
             what += " and the journal, with messages that are not yet delivered"
-        with restarted_on_error(link, found):
+        with restarted_on_error(link):
             stop_program(link, found)
             if not ask(f"Remove {what} from the {found['machine']} on {path}?", arguments.yes):
                 raise Failure("Stopped; nothing was changed.")
-        roots = [*OURS[:1]] if own_program else [*OURS, *SINGLE, *UNFINISHED]
+        # main.py is the first: a board with half of the files must not start.
+        roots = [*OURS[:1]] if own else [*SINGLE, *UNFINISHED, *OURS]
         roots += [*(["/journal"] if arguments.journal else []), DEPLOYING]
-        link.run(
-            "import os\n"
-            "def away(p):\n"
-            "    try: t = os.stat(p)[0] & 0x4000\n"
-            "    except OSError: return 0\n"
-            "    if not t: os.remove(p); return 1\n"
-            "    n = sum([away(p + '/' + c) for c in os.listdir(p)])\n"
-            "    os.rmdir(p)\n"
-            "    return n\n"
-            f"for p in {roots!r}: away(p)\n"
-            "there = os.listdir('/')\n"
-            "for n in ('main.py', 'board.py'):\n"
-            "    if n + '.before' in there and n not in there: os.rename('/' + n + '.before', '/' + n)\n",
-            timeout_s=60,
-        )
+        link.run(_WIPE % (roots, ["main.py", "board.py", *OF_APPLICATION]), timeout_s=60)
         _, rom, rom_block = for_rom(link, {})
         if rom is not None:
             write_rom(link, rom, rom_block)
-        if own_program:
-            what += "; main.py is not flashmqtt's: it stays, with all other files"
+        if own:
+            what += f"; not flashmqtt's, so they stay: {', '.join(own)} and all other files"
         report_line("wiped", what + ("" if arguments.journal else "; the journal is kept (JOURNAL=1 removes it too)"))
         link.reset()
 

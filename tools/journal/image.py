@@ -6,7 +6,7 @@ import binascii
 from pathlib import Path
 
 from tools.command import Failure, explained
-from tools.deploy.__main__ import probe, restart, restarted_on_error, retry_after_reset, stop_program
+from tools.deploy.__main__ import probe, restarted_on_error, retry_after_reset, stop_program
 from tools.deploy.link import BoardSaid, Link
 from tools.deploy.ports import find
 
@@ -54,7 +54,7 @@ def from_board(port: str) -> tuple[bytes, int]:
     """
     with Link(find(port)) as link:
         found = probe(link)
-        with restarted_on_error(link, found):
+        with restarted_on_error(link):
             stop_program(link, found)
             try:
                 size, *pages = retry_after_reset(link, lambda: link.run(READ_REGION, BOARD_DEADLINE_S)).split()
@@ -69,5 +69,5 @@ def from_board(port: str) -> tuple[bytes, int]:
                         "`make dump IMAGE=` with its folder"
                     ) from said
                 raise
-        restart(link, found)
+        link.reset()
     return b"".join(b"\xff" * 256 if page == "-" else binascii.a2b_base64(page) for page in pages), int(size)
