@@ -5,6 +5,7 @@ from collections import Counter
 import pyarrow.parquet as pq
 import pytest
 
+from host_tests.pipeline.conftest import Landing
 from host_tests.pipeline.test_verdict import taken
 from tools.pipeline import compact, lives, prints, schemas, verdict
 from tools.pipeline.storage import Storage
@@ -65,6 +66,21 @@ def test_lost_checkpoint_duplicates_no_rows(local, landing, out):
     assert found.totals["quarantine"] == 5
     assert found.totals["twice"] == found.totals["absent"] == 0
     assert found.line == told.line
+
+
+@pytest.mark.req("P5")
+def test_quarantine_keeps_equal_payloads_when_the_numbers_begin_again(local, landing, out, tmp_path):
+    (tmp_path / "anew").mkdir()
+    anew = Landing(tmp_path / "anew")
+    for logs, arrival_us in ((landing, None), (anew, landing.arrival_us + 60_000_000)):
+        logs.raw("plug/status", b"offline?", arrival_us=arrival_us)
+        logs.message("old", 1, 1, kind="boot")
+        logs.message("old", 1, 2, value=len(logs.rows), up=7)
+        logs.message("old", 1, 2, value=9)  # held: it may be of another life
+        logs.seal()
+        output = taken(local, logs, out)
+    assert [row["payload"] for row in rows(output, "quarantine")].count(b"offline?") == 2
+    assert sum(counted(output, "quarantine").values()) == output.rows("quarantine") == 4
 
 
 @pytest.mark.req("P3", "P4", "P5")

@@ -55,9 +55,9 @@ class Message(NamedTuple):
     place: int = -1  # its index in the batch; -1: an earlier batch held it
 
     @property
-    def where(self) -> tuple[str, int, int]:
-        """Collector, segment and row: the same row of a log is the same message."""
-        return self.collector, self.segment, self.row
+    def origin(self) -> tuple[int, str, int, int]:
+        """The values of schemas.ORIGIN: the same row of a log, with the same arrival, is the same message."""
+        return self.arrival_us, self.collector, self.segment, self.row
 
 
 class Verdict(NamedTuple):
@@ -116,14 +116,14 @@ class Device:
     def __init__(self, lives: list[Life], held: list[Message], known: dict[tuple[int, int, int], int | None]):
         self.lives, self.held, self.known = lives, held, known
         self.held_bytes = sum(len(one.payload) for one in held)
-        self.waiting = {(one.where, one.print) for one in held}
+        self.waiting = {one.origin for one in held}
         self.by_identity = {life.identity: life for life in lives if life.identity}
         self.released: list[tuple[int, Message, int]] = []
         self.overflowed: list[Message] = []
 
     def take(self, message: Message) -> Verdict:
         """Assign the next message."""
-        if (message.where, message.print) in self.waiting:
+        if message.origin in self.waiting:
             return Verdict()  # it is held already: a log is read again
         return self._identified(message) if message.identity else self._anonymous(message)
 
@@ -227,7 +227,7 @@ class Device:
     def _hold(self, message: Message, reason: str) -> Verdict:
         self.held.append(message._replace(reason=reason))
         self.held_bytes += len(message.payload)
-        self.waiting.add((message.where, message.print))
+        self.waiting.add(message.origin)
         while len(self.held) > MOST_HELD or self.held_bytes > MOST_HELD_BYTES:
             self._remove_waiting(self.held[0])
             self.overflowed.append(self.held.pop(0))
@@ -235,7 +235,7 @@ class Device:
 
     def _remove_waiting(self, one: Message) -> None:
         self.held_bytes -= len(one.payload)
-        self.waiting.discard((one.where, one.print))
+        self.waiting.discard(one.origin)
 
     def _release(self, place: int, one: Message, life: Life) -> None:
         self.held.remove(one)

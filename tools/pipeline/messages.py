@@ -82,12 +82,10 @@ def _without_deleted(state: State, rows: pa.Table) -> pa.Table:
     again = state.read_before(rows["collector"], rows["segment"], rows["row"])
     if not again.any() or not state.kept_from_us:
         return rows
-    arrival = rows["arrival"].cast(pa.int64())
-    deleted = again & (arrival.to_numpy() < state.kept_from_us)
+    origin = rows.select([field.name for field in schemas.ORIGIN])
+    deleted = again & (origin["arrival"].cast(pa.int64()).to_numpy() < state.kept_from_us)
     left = np.flatnonzero(again & ~deleted)
-    columns = [*(rows[name] for name in ("collector", "segment", "row")), arrival]
-    places = zip(*(column.take(pa.array(left)).to_pylist() for column in columns), strict=True)
-    deleted[left] = [place in state.dropped for place in places]
+    deleted[left] = state.has("duplicates", origin.take(pa.array(left)))
     return rows.filter(pa.array(~deleted))
 
 
@@ -99,22 +97,13 @@ def _quarantine(
     at = pa.array([row for row, _ in bad], pa.int64())
     reasons = pa.array([reason for _, reason in bad], pa.string())
     origin = [whole(rows[field.name]).take(at) for field in schemas.ORIGIN]
-    payload = payload.take(at)
-    columns = [reasons, topic.dictionary.take(topic.indices.take(at)), payload, *origin]
+    columns = [reasons, topic.dictionary.take(topic.indices.take(at)), payload.take(at), *origin]
     table = table_of(columns, schemas.QUARANTINE)
     again = state.read_before(prints.encoded(rows["collector"].take(at)), *(table[name] for name in ("segment", "row")))
     if again.any():
-        where = zip(*(table[name].to_pylist() for name in ("collector", "segment", "row")), strict=True)
-        written = np.isin(prints.places(table), np.concatenate([np.zeros(0, np.uint64), *state.quarantine_written]))
-        kept = [
-            not (is_again and (is_written or (one, its_print) in state.quarantined))
-            for is_again, is_written, one, its_print in zip(
-                again, written, where, prints.of(payload).tolist(), strict=True
-            )
-        ]
-        table = table.filter(pa.array(kept))
+        table = table.filter(pa.array(~(again & state.has("quarantine", table))))
     if table.num_rows:
-        state.quarantine_written.append(prints.places(table))
+        state.wrote("quarantine", table)
         yield "quarantine", table
 
 
@@ -249,8 +238,10 @@ class _Batch:
         """Remove messages without a life, hold those that wait for one, and add held ones that have one now."""
         state = self.state
         again = state.read_before(*(self.origin[name] for name in ("collector", "segment", "row")))
+        if placed.held and again.any():
+            again &= state.has("quarantine", pa.table(self.origin))
         for device, one in placed.held:
-            if not (again[one.place] and (one.where, one.print) in state.quarantined):
+            if not again[one.place]:
                 state.held.setdefault(device, []).append(one._replace(place=-1))
         # A released message is sorted directly after the message that released it.
         order = self.place.astype(np.float64)
@@ -295,7 +286,7 @@ class _Batch:
         self.device = np.concatenate((self.device, self.state.device_numbers(whole(messages["device"]))))
         self.life = np.concatenate((self.life, np.array([life for _, life, _ in found], dtype=np.int64)[left]))
         self.printed = np.concatenate((self.printed, prints.of(payload)[left]))
-        values = zip(*((one.arrival_us, *one.where) for one in what), strict=True)
+        values = zip(*(one.origin for one in what), strict=True)
         for field, its in zip(schemas.ORIGIN, values, strict=True):
             more = pa.array(its, field.type).take(pa.array(left))
             both = pa.concat_arrays([self.origin[field.name].cast(field.type), more])
@@ -376,7 +367,7 @@ class _Batch:
         """Yield the held messages that go to quarantine because there are too many."""
         if not self.no_room:
             return
-        rows = [(one.reason, one.topic, one.payload, one.arrival_us, *one.where) for one in self.no_room]
+        rows = [(one.reason, one.topic, one.payload, *one.origin) for one in self.no_room]
         columns = zip(zip(*rows, strict=True), schemas.QUARANTINE, strict=True)
         arrays = [pa.array(column, kind.type) for column, kind in columns]
         yield "quarantine", table_of(arrays, schemas.QUARANTINE)

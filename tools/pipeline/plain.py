@@ -23,8 +23,6 @@ from tools.landing import segments
 from . import intervals, schemas, summary
 from .files import table_of, whole
 from .mapping import BOOLEANS, NO_READINGS, NOT_FINITE, NUMBER, OURS, Mapping, Misfit, Rule, device_and_name, readings
-from .prints import of as prints_of
-from .prints import places
 from .senml import NOT_THE_MESSAGE, unreadable
 from .state import State
 
@@ -164,7 +162,7 @@ class Plain:
         new = items.filter(pa.array(~copy))
         if new.num_rows:
             origin = rows.select([one.name for one in schemas.ORIGIN])
-            state.plain_written.append(places(origin.take(pa.array(row[first & ~copy]))))
+            state.wrote("readings", origin.take(pa.array(row[first & ~copy])))
             columns = {name: whole(new[name]) for name in ITEMS.names[2:]}
             yield "plain", _filled(rows, new, columns, schemas.READINGS)
         if copy.any():
@@ -181,12 +179,9 @@ class Plain:
         again = state.read_before(some["collector"], some["segment"], some["row"])
         if again.any():
             where = np.flatnonzero(again)
-            known = state.gave_plain_readings(some.take(pa.array(where)))
-            again[where] = known | marked[where] | retained[where]
-            for n in where[~again[where]].tolist():
-                one = {name: some[name][n].as_py() for name in ("collector", "segment", "row")}
-                its_print = int(prints_of(whole(some["payload"])[n : n + 1])[0])
-                again[n] = ((one["collector"], one["segment"], one["row"]), its_print) in state.quarantined
+            again[where] = state.has("readings", some.take(pa.array(where))) | marked[where] | retained[where]
+            left = where[~again[where]]
+            again[left] = state.has("quarantine", some.take(pa.array(left)))
         codes = np.select([again, marked, retained], [1, 2, 3])
         return [(None, REPLAYED, RESENT, RETAINED)[n] for n in codes.tolist()]
 

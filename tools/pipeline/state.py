@@ -7,10 +7,8 @@ It is loaded from the files of the last commit. Each batch that changes it write
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from functools import cached_property
-from itertools import chain
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -21,10 +19,9 @@ from tools.command import Failure
 from . import intervals, schemas
 from .files import whole
 from .lives import LIFE_BITS, Message
-from .prints import Past, Prints, encoded, of, places
+from .prints import Past, Prints, encoded, places
 from .storage import retried
 
-T = TypeVar("T")
 BOOT_BITS = 31
 MOST_DEVICES = 1 << (63 - BOOT_BITS - LIFE_BITS)
 """Of a bucket: see `pack`."""
@@ -48,9 +45,9 @@ class State:
         self.prints = Prints(self.past, self.keys_of)
         self.read: dict[str, tuple[int, int]] = {}  # collector -> (segment, row)
         self.reading: dict[str, tuple[int, int]] = {}  # the same, including the segment that is being read
-        # The places (`prints.places`) of this batch's rows: a later segment of the batch may be a copy of an earlier one.
-        self.plain_written: list[np.ndarray] = []
-        self.quarantine_written: list[np.ndarray] = []
+        # By table, the places (`prints.places`) of this batch's rows, and, if they are needed, of earlier batches' rows.
+        self.places: dict[str, list[np.ndarray]] = {}
+        self.earlier: dict[str, np.ndarray] = {}
 
     def finish_segment(self) -> None:
         """Mark the current segment's rows as read. Not earlier, because its row groups are not sorted by row number."""
@@ -61,39 +58,26 @@ class State:
         """The time before which all rows were deleted for their age. Used only for rows that were read before."""
         return self.past.kept_from_us()
 
-    def _from_past(self, table: str, columns: list[str], take: Callable[[pa.Table], T]) -> list[T]:
-        """Return what a function gives for each of a table's files. Used only for rows that were read before."""
-        return retried(lambda: [take(load()) for load in self.past.files(table, columns)])
+    def wrote(self, table: str, rows: pa.Table) -> None:
+        """Note the messages of some rows that are written to a table: a later segment of the batch may have copies of them."""
+        self.places.setdefault(table, []).append(places(rows))
 
-    @cached_property
-    def dropped(self) -> set[tuple[str, int, int, int]]:
-        """Positions of dropped copies: (collector, segment, row, arrival)."""
+    def has(self, table: str, rows: pa.Table) -> np.ndarray:
+        """Return which rows of a log are in a table, of this batch or an earlier one. Used only for rows that were read before.
 
-        def positions(table: pa.Table) -> list[tuple[str, int, int, int]]:
-            columns = [*(table[name] for name in LOG), table["arrival"].cast(pa.int64())]
-            return list(zip(*(column.to_pylist() for column in columns), strict=True))
+        For `readings`: those without an identity.
+        """
+        if not rows.num_rows:
+            return np.zeros(0, dtype=bool)
+        is_plain = table == "readings"
 
-        return set(chain.from_iterable(self._from_past("duplicates", [*LOG, "arrival"], positions)))
+        def find() -> list[np.ndarray]:
+            found = (load() for load in self.past.files(table, [*LOG, "arrival", *["life"] * is_plain]))
+            return [places(one.filter(pc.equal(one["life"], 0)) if is_plain else one) for one in found]
 
-    @cached_property
-    def quarantined(self) -> set[tuple[tuple[str, int, int], int]]:
-        """Position (collector, segment, row) and print of the messages in quarantine."""
-
-        def messages(table: pa.Table) -> list[tuple[tuple[str, int, int], int]]:
-            rows = zip(*(table[name].to_pylist() for name in LOG), strict=True)
-            return list(zip(rows, of(whole(table["payload"])).tolist(), strict=True))
-
-        return set(chain.from_iterable(self._from_past("quarantine", ["payload", *LOG], messages)))
-
-    @cached_property
-    def _plain_places(self) -> np.ndarray:
-        columns = ["life", "arrival", *LOG]
-        parts = self._from_past("readings", columns, lambda table: places(table.filter(pc.equal(table["life"], 0))))
-        return np.unique(np.concatenate([np.zeros(0, np.uint64), *parts]))
-
-    def gave_plain_readings(self, rows: pa.Table) -> np.ndarray:
-        """Return which rows of a log are messages that gave readings without an identity, in this batch or an earlier one."""
-        return np.isin(places(rows), np.concatenate([self._plain_places, *self.plain_written]))
+        if table not in self.earlier:
+            self.earlier[table] = np.unique(np.concatenate([np.zeros(0, np.uint64), *retried(find)]))
+        return np.isin(places(rows), np.concatenate([self.earlier[table], *self.places.get(table, ())]))
 
     def read_before(self, collector: pa.DictionaryArray, segment: pa.ChunkedArray, row: pa.ChunkedArray) -> np.ndarray:
         """Return which rows of the collectors' logs were read before."""
