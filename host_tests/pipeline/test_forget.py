@@ -165,6 +165,24 @@ def test_forgotten_device_leaves_no_trace_and_other_devices_are_unchanged(local,
     assert not (tmp_path / "out" / "spark.log").exists()
 
 
+@pytest.mark.req("P3", "P7")
+@pytest.mark.parametrize("device", ["plant", "batch=1", "bucket-0001"])
+def test_device_named_as_a_file_or_the_collector_changes_no_other_rows(local, tmp_path, device):
+    landing, out = Landing(tmp_path / "landing", "plant"), tmp_path / "out"
+    landing.directory.mkdir()
+    for seq in range(1, 4):
+        landing.message(device, 1, seq)
+        landing.raw("hall/temperature", b"21")
+    landing.seal()
+    stream.once(local, str(landing.directory), str(out), 2)
+    done = forget.forget(str(landing.directory), str(out), [device], page=False)
+    assert (done.left, done.weak, done.rows["readings"]) == ([], {device}, 3)
+    rows = pq.read_table(landing.directory / "plant-000000001.parquet").to_pylist()
+    assert [(row["collector"], row["topic"]) for row in rows] == [("plant", "hall/temperature")] * 3
+    again = stream.once(local, str(landing.directory), str(out), 2)  # as after a lost checkpoint
+    assert again.rows == {"duplicates": 3}
+
+
 @pytest.mark.req("P3", "P4")
 def test_run_after_forget_recognises_segments_read_again(local, fleet, never, landing, tmp_path):
     forget.forget(str(landing.directory), str(tmp_path / "out"), [GONE])

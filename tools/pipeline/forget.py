@@ -132,7 +132,8 @@ def forget(
         if raw and not rules.rules:
             _check_unread(output, raw, stores, set(devices), places)
         others = _others(output, raw, stores, set(devices), places, rules)
-        names = Names(devices, others.devices, format_words(), others.texts, others.topics, plain.devices_of)
+        words = format_words(output, raw, stores)
+        names = Names(devices, others.devices, words, others.texts, others.topics, plain.devices_of)
         done.weak = names.weak
         done.others = others.devices - names.devices
         done.seen = others.seen | (others.devices & names.devices)
@@ -173,10 +174,16 @@ def forget(
     return done
 
 
-def format_words() -> bytes:
-    """Return the words of our own formats. A search of bytes can't distinguish a device of such a name from them."""
+def format_words(output: Output, landing: Storage | None, stores: list[LandingStore]) -> bytes:
+    """Return the words of our own formats, and the names of our files and of the collectors.
+
+    A search of bytes can't distinguish a device of such a name from them, and they must not be masked.
+    """
     every = [*schemas.TABLES.items(), *schemas.STATE.items(), ("segment", parquet.SCHEMA)]
     found = [name for table, schema in every for name in (table, *schema.names)]
+    for commit in output.commits():
+        found += [name_of(commit.batch), *commit.named, *commit.named_states, *commit.read]
+    found += [*(_segments(landing) if landing else ()), *(store.collector for store in stores)]
     found += [
         *Commit.__dataclass_fields__,
         *schemas.REASONS,
