@@ -250,6 +250,19 @@ def test_other_or_older_tables_are_refused_unless_anew_is_given(to, tables, tmp_
         update(to, tables.output)
 
 
+@pytest.mark.req("P7")
+@pytest.mark.parametrize("table", ["boots", "dated", "position"])
+def test_table_of_another_program_is_named_and_not_changed(to, tables, table):
+    if "://" in to:
+        run(to, "CREATE SCHEMA flashmqtt")
+    run(to, f"CREATE TABLE {table} (device text, x integer)")
+    run(to, f"INSERT INTO {table} VALUES ('mine', 1)")
+    for anew in (False, True):
+        with pytest.raises(SinkError, match=r"another program's tables, give another --to, or --schema$"):
+            update(to, tables.output, anew=anew)
+    assert run(to, f"SELECT * FROM {table}") == [("mine", 1)]
+
+
 def test_deleted_view_is_made_again_by_anew(to, tables):
     update(to, tables.output)
     run(to, "DROP VIEW dated")

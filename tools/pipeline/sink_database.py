@@ -70,6 +70,7 @@ class Sink(ABC):
     Attributes:
         where: the database, for people.
         error: what its driver raises.
+        other_tables: what it raises if there are tables of our names with other columns.
         mark: a parameter in its SQL.
         moment: its type of a time.
         conflict: the end of an INSERT that skips rows with a used key, if its tables have primary keys.
@@ -77,6 +78,7 @@ class Sink(ABC):
 
     where: str
     error: type[Exception]
+    other_tables: type[Exception] | tuple[type[Exception], ...]
     mark: str
     moment: str
     conflict = ""
@@ -103,7 +105,9 @@ class Sink(ABC):
             with suppress(self.error):  # it may be rolled back already, or the connection is closed
                 self._run("ROLLBACK")
             if isinstance(error, self.error):
-                raise SinkError(f"{self.where}: {first_line(error)}") from error
+                is_other = isinstance(error, self.other_tables)
+                remedy = ": if these are another program's tables, give another --to, or --schema" if is_other else ""
+                raise SinkError(f"{self.where}: {first_line(error)}{remedy}") from error
             raise
 
     def _columns(self, table: str) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ class DuckSink(Sink):
         self._duckdb = driver("duckdb")
         # The target of a link, because `forget` replaces the file.
         self.error, self.path, self.where = self._duckdb.Error, path.resolve(), str(path)
+        self.other_tables = self._duckdb.ProgrammingError
         self._open()
 
     def _open(self) -> None:
@@ -42,10 +44,12 @@ class DuckSink(Sink):
             raise SinkError(f"{self.path}: {text}. Is it a DuckDB file, of this version?") from None
 
     def _prepare(self) -> None:
+        if self._run("SELECT 1 FROM duckdb_tables() WHERE table_name = 'position'"):
+            return
         for table in TABLES:
-            self._run(f"CREATE TABLE IF NOT EXISTS {table} ({self._columns(table)})")
-        self._run("CREATE TABLE IF NOT EXISTS position (told VARCHAR)")
-        self._run(f"CREATE VIEW IF NOT EXISTS dated AS {DATED}")
+            self._run(f"CREATE TABLE {table} ({self._columns(table)})")
+        self._run(f"CREATE VIEW dated AS {DATED}")
+        self._run("CREATE TABLE position (told VARCHAR)")
 
     def _run_with(self, table: str, rows: pa.Table, *statements: str) -> None:
         naive = [one.with_type(pa.timestamp("us")) if pa.types.is_timestamp(one.type) else one for one in rows.schema]
@@ -54,7 +58,8 @@ class DuckSink(Sink):
             for one in statements:
                 self._run(one)
         finally:
-            self._connection.unregister("incoming")
+            with suppress(self.error):  # after an error there is no transaction in which it could
+                self._connection.unregister("incoming")
 
     def _rewrite(self) -> None:
         anew = self.path.with_name(f".{self.path.name}.anew")

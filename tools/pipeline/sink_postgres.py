@@ -37,6 +37,7 @@ class PostgresSink(Sink):
         self.error, self.where = psycopg.Error, address(to)
         self._schema = schema
         self._beyond = psycopg.errors.UntranslatableCharacter
+        self.other_tables = psycopg.errors.DuplicateTable, psycopg.errors.UndefinedColumn
         try:
             self._connection = psycopg.connect(to, autocommit=True, connect_timeout=10, client_encoding="utf8")
         except self.error as error:
