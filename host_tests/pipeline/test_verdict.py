@@ -1,7 +1,10 @@
 """The verdict at the end of a run, also while another run is active. Without Spark."""
 
+import errno
 import importlib
 import json
+import os
+import re
 import time
 
 import pyarrow.parquet as pq
@@ -47,6 +50,39 @@ def test_clean_run_is_reported_as_complete(local, landing, out, capsys):
     verdict.print_audit(found)
     assert capsys.readouterr().out.splitlines()[-1].strip() == verdict.WHOLE
     assert json.loads((out / "verdict.json").read_text())["line"] == verdict.WHOLE
+
+
+@pytest.mark.parametrize("kind", ["audit", "intervals"])
+def test_missing_state_is_named_with_what_to_do(local, landing, out, capsys, kind):
+    fill(landing)
+    landing.seal()
+    taken(local, landing, out)
+    for path in out.glob(f"state/{kind}/*.parquet"):
+        path.unlink()
+    told = rf"{out}/state/{kind}/.*\.parquet is missing: restore it from a copy. .* made again from the landing"
+    with pytest.raises(FileNotFoundError, match=told):
+        taken(local, landing, out)
+    if kind == "audit":
+        assert verdict.main(["--out", str(out)]) == 2
+        assert re.match(f"verdict: {told}", capsys.readouterr().err)
+
+
+@pytest.mark.req("P4")
+def test_read_only_tables_are_judged(local, landing, out, capsys, monkeypatch):
+    fill(landing, seqs=[1, 2, 4])
+    landing.seal()
+    taken(local, landing, out)
+    before = sorted(out.rglob("*"))
+
+    def refused(storage, name, sync=True):
+        raise PermissionError(errno.EROFS, os.strerror(errno.EROFS), f"{out}/{name}")
+
+    monkeypatch.setattr(Storage, "create", refused)
+    assert verdict.main(["--out", str(out)]) == 1
+    printed = capsys.readouterr()
+    assert printed.out.splitlines()[-1].strip() == f"{verdict.LOST} 1 missing."
+    assert re.match(r"verdict: .*missing.parquet: Read-only file system: .*not stored\n$", printed.err)
+    assert sorted(out.rglob("*")) == before
 
 
 @pytest.mark.req("P4")

@@ -157,19 +157,20 @@ class Storage:
         """Open a Parquet file for reading.
 
         Raises:
+            FileNotFoundError: it is not there. The text has what to do.
             StorageError: the file is damaged: it is no Parquet file, or a page does not have its checksum.
         """
+        remedy = "restore it from a copy. Tables without a copy can be made again from the landing, in another --out"
         try:
             with self.fs.open_input_file(self.path(name)) as file:
                 yield file
+        except FileNotFoundError as error:
+            raise FileNotFoundError(f"{self.path(name)} is missing: {remedy}") from error
         except (OSError, ValueError, KeyError, TypeError, pa.ArrowException) as error:
             of_system = isinstance(error, OSError) and (error.errno is not None or not self.local)  # or of the network
             if of_system or isinstance(error, MemoryError):  # (Arrow's is also an ArrowException)
                 raise
-            raise StorageError(
-                f"{self.path(name)} is damaged: restore it from a copy. Tables without a copy can be made again from the landing,"
-                f" in another --out. ({str(error).strip()})"
-            ) from error
+            raise StorageError(f"{self.path(name)} is damaged: {remedy}. ({str(error).strip()})") from error
 
     def table(self, name: str, columns: Sequence[str] | None = None, **how: Any) -> pa.Table:
         """Read a Parquet file."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import errno
 import json
 import re
 import sys
@@ -26,7 +27,7 @@ import pyarrow.parquet as pq
 
 from flashmqtt.codec.topics import check_filter
 from flashmqtt.errors import InvalidTopic
-from tools.command import Failure, columns, ended, named
+from tools.command import Failure, columns, ended, explained, named
 
 from . import options, plain, schemas, summary
 from .books import Books, as_of_one_commit
@@ -54,6 +55,7 @@ RETURNS = 3
 """If a device's newest message goes back to an older life, boot or number this often, two boards have the same id. With one
 board it happens once or twice, because of delayed messages."""
 
+READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
 ACCEPTABLE = ("quarantine", "silent", "given-up")
 MISSING = pa.schema([*schemas.KEY, *schemas.RANGE, pa.field("messages", pa.int64(), nullable=False)])
 FILES = {"missing": "missing/missing.parquet", "verdict": "verdict.json"}
@@ -158,9 +160,18 @@ class Verdict:
 
 
 def judge(output: Output, expected: Expectations | None = None) -> Verdict:
-    """Compute the verdict as of an output's newest commit; write `missing` and `verdict.json` into the output."""
+    """Compute the verdict as of an output's newest commit; write `missing` and `verdict.json` into the output.
+
+    If the output is read-only, this is printed instead.
+    """
     wanted = expected or Expectations()
-    found = as_of_one_commit(output, lambda books: _judged(books, wanted))
+
+    def attempt(books: Books) -> Verdict:
+        found = _judged(books, wanted)
+        _store(output, found, books)
+        return found
+
+    found = as_of_one_commit(output, attempt)
     if found is None:
         found = Verdict(0, {}, nothing=True)
         found.problems.append(
@@ -168,15 +179,24 @@ def judge(output: Output, expected: Expectations | None = None) -> Verdict:
             " collector makes one a minute after a message has arrived (--segment-seconds), and when it ends. Check that one is"
             " running with this landing, and that its --topic matches the published topics"
         )
-    content = {"batch": found.batch, "status": found.status, "line": found.line, "totals": found.totals}
-    content |= {"problems": found.problems, "accepted": found.accepted, "silent": found.silent, "at": _now()}
-    content |= {"without_identity": found.plain}
-    output.storage.write_json(FILES["verdict"], content)
+        _store(output, found)
     return found
 
 
-def _now() -> str:
-    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+def _store(output: Output, found: Verdict, books: Books | None = None) -> None:
+    """Write the verdict, and the missing ranges of its commit."""
+    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    content = {"batch": found.batch, "status": found.status, "line": found.line, "totals": found.totals}
+    content |= {"problems": found.problems, "accepted": found.accepted, "silent": found.silent, "at": now}
+    content |= {"without_identity": found.plain}
+    try:
+        if books:
+            _write_missing(books, found)
+        output.storage.write_json(FILES["verdict"], content)
+    except OSError as error:
+        if error.errno not in READ_ONLY:
+            raise
+        print(f"verdict: {explained(error)}. The verdict is printed, but not stored", file=sys.stderr)
 
 
 def _judged(books: Books, wanted: Expectations) -> Verdict:
@@ -185,7 +205,6 @@ def _judged(books: Books, wanted: Expectations) -> Verdict:
     totals = found.totals
     if wanted.boards:
         _compare_with_counters(books, wanted.boards, found)
-    _write_missing(books, found)
     given_up = {name: totals[name] for name in schemas.GIVEN_UP if totals[name]}
     left = totals["missing"] - sum(given_up.values())
     if given_up and not left and "given-up" in wanted.accept:
