@@ -5,6 +5,7 @@ import datetime
 import json
 import os
 import re
+import resource
 import shutil
 import signal
 import subprocess
@@ -248,6 +249,20 @@ def test_other_or_older_tables_are_refused_unless_anew_is_given(to, tables, tmp_
     run(to, "UPDATE position SET told = '{\"of a later version\": 1}'")
     with pytest.raises(SinkError, match="another program or version wrote its table `position`"):
         update(to, tables.output)
+
+
+@pytest.mark.req("P3")
+def test_sink_continues_after_the_disk_was_full_when_its_file_was_made(tables, tmp_path):
+    to = str(tmp_path / "readings.duckdb")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))  # a write that makes a file longer fails
+    try:
+        with pytest.raises(SinkError, match="File too large"):
+            open_sink(to)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    update(to, tables.output)
+    assert_same(to, tables.output)
 
 
 @pytest.mark.req("P7")

@@ -35,10 +35,13 @@ class DuckSink(Sink):
         self._open()
 
     def _open(self) -> None:
+        is_new = not self.path.exists()
         try:
             self._connection = self._duckdb.connect(str(self.path), config={"threads": 2})
         except self.error as error:
             text = first_line(error)
+            if is_new:  # a full disk: DuckDB can't open the part that it has written
+                self.path.unlink(missing_ok=True)
             if "lock" in text:
                 raise SinkError(f"{self.path} is open in another program: close it there") from None
             raise SinkError(f"{self.path}: {text}. Is it a DuckDB file, of this version?") from None
