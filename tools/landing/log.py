@@ -99,7 +99,7 @@ class Header:
     number: int  # its segment carries the same number
     salt: int  # seed of every CRC, so that a block of another file never validates
     rows_before: int  # rows in all logs before this one
-    mounts_before: int
+    mounts_before: int = 0  # not used; older collectors need it
     previous_end: int = 0  # the previous log's length when this one was made
 
     def encode(self) -> bytes:

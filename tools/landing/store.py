@@ -66,7 +66,7 @@ class LandingStore:
     """A mounted landing directory, with the calls of `Journal` that a receiving session needs."""
 
     # Attributes of `Journal` that the session reads.
-    next_seq = low = 1  # nothing outgoing is ever stored
+    next_seq = low = boot = 1  # nothing outgoing is ever stored
     dropped = damaged = 0
     note = b"\xff" * 12  # never written: the session is made with remember=False
     on_drop = None  # the session sets it; it is never called
@@ -166,15 +166,12 @@ class LandingStore:
             self._restore_recent(contents)
             self.rows = contents.rows
             self.torn_bytes = contents.torn_bytes
-            mounts = sum(entry.kind == MOUNTED for entry in contents.entries)
-            self.boot = header.mounts_before + mounts + 1
             self._log = LandingLog(contents.path, header, contents.end)
             damaged = bool(contents.damage)
         else:
             damaged = False
             self.rows = 0
-            self.boot = 1
-            header = Header(self.collector, first_number, secrets.randbits(32), rows_before, 0)
+            header = Header(self.collector, first_number, secrets.randbits(32), rows_before)
             self._log = LandingLog.create(self.directory, header, [])
         self.first_row_at = time.monotonic()
         # This sync also covers blocks that the last collector wrote but did not sync: they count as stored from now on.
@@ -336,7 +333,7 @@ class LandingStore:
             return False
         self._log.sync()  # not `self.sync`: this may use the reserve
         old = self._log.header
-        header = Header(self.collector, old.number + 1, secrets.randbits(32), self.stored, self.boot, self._log.end)
+        header = Header(self.collector, old.number + 1, secrets.randbits(32), self.stored, previous_end=self._log.end)
         log = LandingLog.create(self.directory, header, self._first_entries(self._held))
         self._log.close()
         self._log = log
@@ -366,7 +363,7 @@ class LandingStore:
         rewritten = {key: rewrite(held.packet, held.level) for key, held in self._held.items()}
         kept = {key: replace(self._held[key], packet=packet) for key, packet in rewritten.items() if packet is not None}
         gone = len(self._held) - len(kept)
-        header = replace(self._log.header, salt=secrets.randbits(32), mounts_before=self.boot)
+        header = replace(self._log.header, salt=secrets.randbits(32))
         path = self._log.path
         try:
             end = LandingLog.write(path, header, self._first_entries(kept))
