@@ -1,6 +1,7 @@
 """Forgetting devices: no file names them, and all other rows are as in a fleet without them."""
 
 import base64
+import functools
 import gzip
 import json
 import os
@@ -19,9 +20,9 @@ from host_tests.pipeline import engines, killed
 from host_tests.pipeline.conftest import Landing, Local
 from host_tests.pipeline.test_plain import Tables
 from tools.landing import forget as landing_forget
+from tools.landing import names as landing_names
 from tools.landing import segments
 from tools.landing.lock import LandingInUse
-from tools.landing.names import Names
 from tools.landing.seal import seal
 from tools.landing.store import LandingStore
 from tools.pipeline import byte_search, compact, forget, mapping, plain, report, series, sink, stream, verdict
@@ -30,6 +31,7 @@ from tools.pipeline.commits import Output, OutputError
 from tools.pipeline.delta import Delta
 from tools.pipeline.storage import Storage
 
+Names = functools.partial(landing_names.Names, of=plain.devices_of)
 GONE = "greenhouse-1"
 LIKE_IT = "greenhouse-10"
 DAY_US = 86_400_000_000
@@ -760,7 +762,7 @@ def test_topic_levels_decide_whose_message_it_is(topic, own):
     ],
 )
 def test_device_of_a_message_is_the_one_that_the_pipeline_reads(topic, payload, own):
-    names = Names([GONE], [LIKE_IT, "cellar"], of=plain.devices_of)
+    names = Names([GONE], [LIKE_IT, "cellar"])
     assert names.own(topic, payload) == own
     assert names.may_own(topic) >= own
 

@@ -22,11 +22,6 @@ LEAST_BASE64 = 6
 """The same, for base64."""
 
 
-def devices_of(topic: str, payload: bytes | None = None) -> set[str]:
-    """Return the possible devices of a topic: the device of a board's topic, or everything before the last level."""
-    return {device_of(topic), topic.rpartition("/")[0]}
-
-
 class Names:
     """The names of devices to be deleted, and of those that are kept.
 
@@ -50,7 +45,8 @@ class Names:
         words: bytes = b"",
         texts: Iterable[str] = (),
         topics: dict[str, bool] | None = None,
-        of: Callable[[str, bytes | None], set[str]] = devices_of,
+        *,
+        of: Callable[[str, bytes | None], set[str]],
     ):
         self.devices = set(names)
         self.kept = set(kept) - self.devices

@@ -133,7 +133,7 @@ def forget(
             _check_unread(output, raw, stores, set(devices), places)
         others = _others(output, raw, stores, set(devices), places, rules)
         words = format_words(output, raw, stores)
-        names = Names(devices, others.devices, words, others.texts, others.topics, plain.devices_of)
+        names = Names(devices, others.devices, words, others.texts, others.topics, of=plain.devices_of)
         done.weak = names.weak
         done.others = others.devices - names.devices
         done.seen = others.seen | (others.devices & names.devices)
@@ -255,7 +255,7 @@ def _others(
     rules: Mapping,
 ) -> Others:
     """Return what tables, landing and logs have of the other devices."""
-    found, storage, rough = Others(), output.storage, Names(devices)
+    found, storage, rough = Others(), output.storage, Names(devices, of=plain.devices_of)
     for name in output.files("lives") + output.files("plain"):
         found.devices |= _distinct(storage, name, "device")
     for name in output.files("readings"):
