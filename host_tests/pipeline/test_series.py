@@ -148,6 +148,18 @@ def test_newest_value_unit_and_text_are_kept(local, landing, out):
     }
 
 
+@pytest.mark.req("P9")
+def test_readings_without_a_name_and_with_an_empty_one_share_a_plot(local, landing, out):
+    for n in range(10):
+        at_s = START_S + 60 * n
+        if n % 2:
+            landing.raw("a", str(n).encode(), arrival_us=at_s * 1_000_000)
+        else:
+            publish(landing, at_s, float(n), name=None)
+    whole, _ = plots(taken(local, landing, out))[""]
+    assert whole["v"] == list(map(float, range(10)))
+
+
 def test_number_of_series_of_a_device_is_limited(local, landing, out):
     for n in range(series.MOST_SERIES + 40):
         publish(landing, START_S + n, 1.0, name=f"n{n}")

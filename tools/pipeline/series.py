@@ -150,10 +150,10 @@ def taken_ms(rows: pa.RecordBatch, now_us: int) -> np.ndarray:
 
 
 def _texts(column: pa.Array) -> tuple[list[str], np.ndarray]:
-    """Return a column's distinct texts, plus an empty one at the end, and for each row the index of its text."""
+    """Return a column's distinct texts, plus an empty one at the end, and for each row the index of its text; null is empty."""
     encoded = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
-    codes = pc.fill_null(encoded.indices, len(encoded.dictionary)).to_numpy()
-    return [*encoded.dictionary.to_pylist(), ""], codes.astype(np.int64)
+    texts = [*encoded.dictionary.to_pylist(), ""]
+    return texts, pc.fill_null(encoded.indices, texts.index("")).to_numpy().astype(np.int64)
 
 
 class Newest(NamedTuple):
