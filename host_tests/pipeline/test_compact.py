@@ -114,7 +114,11 @@ def test_commit_deletes_temporary_files_of_interrupted_attempts_in_its_directori
 
 def test_start_of_a_run_deletes_the_temporary_files_of_killed_commands(days, out):
     days.take(days=1)
-    names = [f"{where}.{name}.0badcafe.tmp" for where in ("", "commits/", "report/2/") for name in ("x.json", "y.html")]
+    names = [
+        f"{where}.{name}.0badcafe.tmp"
+        for where in ("", "commits/", "report/2/", "sinks/")
+        for name in ("x.json", "y.html")
+    ]
     names += ["verdict.json.tmp", "commits/notes.tmp"]  # other programs'
     for n, name in enumerate(names):
         (out / name).parent.mkdir(parents=True, exist_ok=True)
@@ -122,7 +126,7 @@ def test_start_of_a_run_deletes_the_temporary_files_of_killed_commands(days, out
         age_s = 60 if n % 2 else 2 * commits.KILLED_S  # the younger ones may be of a running command
         os.utime(out / name, (time.time() - age_s,) * 2)
     days.output.prepare(2)
-    assert [name for name in names if not (out / name).exists()] == names[:6:2]
+    assert [name for name in names if not (out / name).exists()] == names[:8:2]
 
 
 def test_run_can_start_while_another_command_completes_a_file(days, out, monkeypatch):

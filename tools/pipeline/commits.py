@@ -28,7 +28,7 @@ FORMAT_FILE = "format.json"
 COMMIT_NAME = re.compile(r"([0-9]{9,})\.json")
 COMMITS = "commits"
 TEMPORARY = re.compile(r"(^|/)\.[^/]+\.tmp$")
-WITH_TEMPORARY = ("", COMMITS, "missing", "report")
+WITH_TEMPORARY = ("", COMMITS, "missing", "report", "sinks")
 """Directories in which a killed command may leave a temporary file; those of the tables have names of batches."""
 KILLED_S = 3600.0
 """No command writes for so long at one of these files: an older temporary one is a killed command's."""
