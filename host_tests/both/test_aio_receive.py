@@ -145,6 +145,32 @@ def test_message_that_one_task_waits_for_is_not_returned_to_another_one_as_well(
     run(case)
 
 
+@pytest.mark.req("Q4", "R4")
+@pytest.mark.parametrize("qos", [1, 2])
+def test_message_that_one_task_waited_for_is_not_returned_to_another_one_after_a_disconnect(qos):
+    async def case(broker):
+        broker.present = 1
+        mqtt = client(broker)
+        await mqtt.connect()
+        await mqtt.subscribe("a", 2)
+        broker.give(publish(b"a", b"1", qos, 1), *[pubrel(1)][: qos - 1])
+        first = asyncio.create_task(mqtt.__anext__())  # as `wait_for` does
+        await until(first.done)
+        second = asyncio.create_task(mqtt.__anext__())  # before the task that called `wait_for` runs again
+        await asyncio.sleep(0)
+        assert (await first).payload == b"1"
+        await mqtt.disconnect()
+        with pytest.raises(StopAsyncIteration):
+            await second
+        await mqtt.connect()
+        broker.give(publish(b"a", b"1", 1, 1, dup=1) if qos == 1 else pubrel(1), publish(b"a", b"2"))
+        assert (await mqtt.__anext__()).payload == b"2"
+        await until(lambda: acknowledged(broker) == [1])
+        await mqtt.disconnect()
+
+    run(case)
+
+
 @pytest.mark.req("Q3", "R4")
 @pytest.mark.parametrize("qos", [1, 2])
 def test_message_that_comes_once_more_is_not_acknowledged_if_its_task_is_cancelled(qos):

@@ -555,11 +555,12 @@ class WaitingQueue:
     def clear(self) -> None:
         """The program disconnects: remove the waiting messages, which the broker or the store still has.
 
-        A message is kept if one of its handlers has finished: that handler must not run again.
+        A message is kept if one of its handlers has finished: that handler must not run again. So is a repeated one: the program
+        may have it, although it was put back.
         """
         kept = []
         for entry in self.entries:
-            if entry.state == BUSY or entry.state == DONE or entry.finished:
+            if entry.state == BUSY or entry.state == DONE or entry.finished or entry.repeated:
                 kept.append(entry)
             elif entry.kind < 2:
                 self.bytes -= len(entry.buffer)
