@@ -645,6 +645,40 @@ def test_long_message_arrives_in_chunks_at_loop_and_handlers(qos, way):
     run(case)
 
 
+@pytest.mark.req("Q4", "R2", "R4")
+@pytest.mark.parametrize("way", ["plain", "awaited", "loop"])
+def test_piece_of_a_qos_2_message_whose_handler_disconnects_is_not_handed_over_again(way):
+    async def case(broker):
+        broker.present = 1
+        mqtt = client(broker, buffer_bytes=128, chunks=True)
+        seen = []
+
+        def plain(message):
+            seen.append(message.offset)
+            asyncio.create_task(mqtt.disconnect())
+
+        async def awaited(message):
+            seen.append(message.offset)
+            await mqtt.disconnect()
+
+        mqtt.on_message = {"plain": plain, "awaited": awaited, "loop": None}[way]
+        await mqtt.connect()
+        broker.give(publish(b"a", bytes(300), 2, 1), pubrel(1))
+        for n in range(1, 4):
+            if way == "loop":
+                async for message in mqtt:
+                    await awaited(message)
+            await until(lambda: len(seen) == n and not mqtt._task)  # noqa: B023
+            mqtt.start()
+        await mqtt.connect()
+        broker.give(pubrel(1))
+        await until(lambda: 1 in acknowledged(broker))
+        assert seen == [0, 120, 240]
+        await mqtt.disconnect()
+
+    run(case)
+
+
 @pytest.mark.req("R4", "W13", "R1")
 @pytest.mark.parametrize("qos", [1, 2])
 def test_unclaimed_long_message_blocks_nothing_and_reaches_a_later_handler(qos):

@@ -493,6 +493,8 @@ class WaitingQueue:
                 self.entries[self.entries.index(entry)] = receipt
                 if entry in self.owing:
                     self.owing[self.owing.index(entry)] = receipt
+            elif entry.qos == 2 and not entry.failures:
+                self._session.acknowledge()  # a piece of a held message: now, as the program may disconnect next
             self.bytes -= len(entry.buffer)
         entry.state = DONE
         if self._left and not self.overflow:
