@@ -652,10 +652,11 @@ def test_piece_of_a_qos_2_message_whose_handler_disconnects_is_not_handed_over_a
         broker.present = 1
         mqtt = client(broker, buffer_bytes=128, chunks=True)
         seen = []
+        ends = []
 
         def plain(message):
             seen.append(message.offset)
-            asyncio.create_task(mqtt.disconnect())
+            ends.append(asyncio.create_task(mqtt.disconnect()))
 
         async def awaited(message):
             seen.append(message.offset)
