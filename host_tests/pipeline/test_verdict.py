@@ -428,9 +428,10 @@ def test_expected_topic_without_messages_is_named(local, landing, out):
     output = taken(local, landing, out)
     assert output.latest().summary["topics"] == {"flashmqtt/+/readings": 5}
     topics = ("flashmqtt/#", "plant2/#", "flashmqtt/a/readings", "flashmqtt/b/readings", "flashmqtt/+/health", "#")
+    topics += ("flashmqtt/+/#", "flashmqtt/+/+/#", "+/+/+", "+/+/+/+")
     found = verdict.judge(output, verdict.Expectations(topics=topics))
     unmatched = [one for one in topics if f"nothing matched the topic {one}" in found.problems]
-    assert unmatched == ["plant2/#", "flashmqtt/b/readings", "flashmqtt/+/health"]
+    assert unmatched == ["plant2/#", "flashmqtt/b/readings", "flashmqtt/+/health", "+/+/+/+"]
     assert found.status == 1
     assert found.line.startswith(verdict.BUT)
 

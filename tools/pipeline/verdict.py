@@ -370,7 +370,7 @@ def _matched(books: Books, topic: str) -> bool:
         if not any(matches(cut, one) for one in possible):
             continue
         is_ours = f"{first}/" == OURS
-        if not middle or cut == ["#"] or (is_ours and set(levels[1:-1]) <= {"+"}):  # also for messages in quarantine
+        if not middle or cut == ["#"] or (is_ours and levels[1:-1] in ([], ["+"])):  # also for messages in quarantine
             return True
         is_known = is_ours
         begin = first.removesuffix(summary.ELLIPSIS) if first.endswith(summary.ELLIPSIS) else f"{first}/"
