@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections import Counter
 
 from tools import children
 from tools.command import ended, parser_of
@@ -32,24 +33,17 @@ SHORT = {"variants": 1, "pairs": 40, "pair_variants": 1, "lives": 10, "chains": 
 def one(job: tuple[str, str, dict[str, int], int, int]) -> tuple[str, str, int, list[tuple[str, str]]]:
     """Cut a share of a script's operations, or run a share of the random cases; a process of the pool runs this."""
     name, geometry, how, share, shares = job
-    if name in SAMPLED:
-        return name, geometry, *sampled(name, range(share, how[name], shares))
-    cuts, broken = run_script(
-        name, how["variants"], how["pairs"], how["pair_variants"], geometry=geometry, share=(share, shares)
-    )
-    return name, geometry, cuts, broken
-
-
-def sampled(name: str, numbers: range) -> tuple[int, list[tuple[str, str]]]:
-    """Run random cases; return (cuts, list of (id, error))."""
+    if name not in SAMPLED:
+        variants = (how["variants"], how["pairs"], how["pair_variants"])
+        return name, geometry, *run_script(name, *variants, geometry=geometry, share=(share, shares))
     cuts = 0
     broken: list[tuple[str, str]] = []
-    for number in numbers:
+    for number in range(share, how[name], shares):
         try:
             cuts += SAMPLED[name](number)
         except BREAKS as error:
             broken.append((f"{name}/{number}", repr(error)))
-    return cuts, broken
+    return name, geometry, cuts, broken
 
 
 SAMPLED = {"lives": lives.on_chip, "chains": lives.on_cells, "first-mounts": lives.first_mounts}
@@ -117,26 +111,24 @@ def main(argv: list[str] | None = None) -> int:
         for share in range(shares)
     ]
     began = time.monotonic()
-    total = 0
     broken: list[tuple[str, str]] = []
-    by_script: dict[str, int] = {}
+    by_script: Counter[str] = Counter()
     with children.pool() as pool:
         for done, (name, geometry, cuts, more) in enumerate(pool.imap_unordered(one, jobs), 1):
-            total += cuts
             broken += more
-            by_script[name] = by_script.get(name, 0) + cuts
+            by_script[name] += cuts
             print(f"{done}/{len(jobs)} {name}@{geometry}: {cuts:,} cuts, {len(more)} broken", flush=True)
             for case, error in more[:5]:
                 print(f"  --replay {case}\n    {error}", flush=True)
+    total, chains = by_script.total(), 0
     if "adversary" in names:
-        cuts, more = run_plans(SHORT_PLANS if options.short else tuple(plan.name for plan in PLANS))
-        by_script["adversary"] = cuts
+        chains, more = run_plans(SHORT_PLANS if options.short else tuple(plan.name for plan in PLANS))
+        by_script["adversary"] = chains
         broken += more
     seconds = time.monotonic() - began
-    chains = by_script.get("adversary", 0)
     print(f"\n{total:,} power cuts in {seconds:.0f} s, {chains:,} more by the adversary: {len(broken)} broken promises")
     for name in names:
-        print(f"  {name:12} {by_script.get(name, 0):>9,}")
+        print(f"  {name:12} {by_script[name]:>9,}")
     if options.script:
         return 1 if broken else 0  # only a whole run gives figures
     counted = {
