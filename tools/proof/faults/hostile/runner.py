@@ -69,72 +69,56 @@ class Verdict(Reported):
 
     seen: Seen
 
-    @property
-    def errors(self) -> list[str]:
-        """The classes of the errors that ended connections, with their reason codes, in order."""
-        return [text.partition(" ")[0] for text in self.texts]
-
     def details(self) -> list[str]:
         """Return the details, in lines."""
         return [*super().details(), str(self.seen)]
 
-    @property
-    def first_error(self) -> str:
-        """The error that followed the wrong thing, or "" if it was tolerated."""
-        return self.errors[0] if self.errors else ""
-
-    @property
-    def _connack_missed(self) -> bool:
-        """Whether a connection ended because its CONNACK did not arrive in time."""
-        return any("no CONNACK" in text for text in self.texts)
-
-    @property
-    def disconnect_code(self) -> int:
-        """The reason code of the DISCONNECT that the broker must see on the wrong thing's connection, or NO_DISCONNECT."""
+    def _disconnect_code(self, first_error: str) -> int:
+        """Return the reason code of the DISCONNECT that the broker must see after the wrong thing, or NO_DISCONNECT."""
         # Before CONNACK there is no connection to disconnect: the client only closes the socket.
-        if self.case.level < 5 or (self.case.moment == "connect" and self.first_error):
+        if self.case.level < 5 or (self.case.moment == "connect" and first_error):
             return NO_DISCONNECT
-        if not self.first_error:
+        if not first_error:
             return NORMAL  # the client disconnects at the end of the case
         # Other errors end a connection without a DISCONNECT, because nobody would read it: the broker has closed or reset the
         # connection (_LOST in `wrongs`), answers nothing any more (DeadlineExpired), or has sent DISCONNECT itself.
-        _, _, reason = self.first_error.partition(":")
+        _, _, reason = first_error.partition(":")
         return int(reason, 16) if reason else NO_DISCONNECT
 
     def judge(self) -> list[str]:
         """Return descriptions of the violations."""
-        case = self.case
-        problems = list(self.seen.problems)
-        if self.failure:
-            problems.append(self.failure)
-        if not self.seen.done:
-            problems.append("the moment never came")
-        if self.first_error not in case.wrong.allowed(case.moment):
-            wanted = " or ".join(sorted(error or "nothing" for error in case.wrong.allowed(case.moment)))
-            problems.append(f"answered by {self.first_error or 'nothing'}, not by {wanted}")
-        if unnamed := set(self.errors) - _NAMED:
-            problems.append(f"errors without a name: {sorted(unnamed)}")
-        if "bad" in self.handed:
-            problems.append("a message was delivered that must not be")
+        allowed, there, every = self.case.wrong.allowed(self.case.moment), self.seen.numbers, list(range(1, COUNT + 1))
+        errors = [text.partition(" ")[0] for text in self.texts]  # with their reason codes
+        first = errors[0] if errors else ""  # "": the wrong thing was tolerated
+        wanted = " or ".join(sorted(error or "nothing" for error in allowed))
         numbers = [one for one in self.handed if isinstance(one, int)]
-        if 1 not in numbers or numbers.count(2) != 1 or numbers.count(3) > 1:
-            problems.append(f"took {numbers}")
-        if sorted(self.delivered + self.doubtful) != list(range(1, COUNT + 1)):
-            problems.append(f"delivery was told of {self.delivered}, in doubt were {self.doubtful}")
         # On a busy machine a CONNACK may come after its deadline. It may have said that the session was lost, and then a message
         # past PUBREC was, too.
-        if any(number % 2 for number in self.doubtful) or (self.doubtful and not self._connack_missed):
-            problems.append(f"in doubt without a reason: {self.doubtful}")
-        if sorted(set(self.seen.numbers)) != list(range(1, COUNT + 1)):
-            problems.append(f"the broker has {self.seen.numbers}")
-        if any(self.seen.numbers.count(number) > 1 for number in (2, 4)):
-            problems.append(f"a QoS 2 message came twice: {self.seen.numbers}")
-        if case.level == 5 and self.seen.disconnect_code != self.disconnect_code:
-            problems.append(
-                f"{self.first_error or 'no error'}: {_disconnect(self.seen.disconnect_code)}, "
-                f"not {_disconnect(self.disconnect_code)}"
-            )
-        return problems
+        late = any("no CONNACK" in text for text in self.texts)
+        code, right_code = self.seen.disconnect_code, self._disconnect_code(first)
+        rules = [
+            (self.failure, self.failure),
+            (not self.seen.done, "the moment never came"),
+            (first not in allowed, f"answered by {first or 'nothing'}, not by {wanted}"),
+            (set(errors) - _NAMED, f"errors without a name: {sorted(set(errors) - _NAMED)}"),
+            ("bad" in self.handed, "a message was delivered that must not be"),
+            (1 not in numbers or numbers.count(2) != 1 or numbers.count(3) > 1, f"took {numbers}"),
+            (
+                sorted(self.delivered + self.doubtful) != every,
+                f"delivery was told of {self.delivered}, in doubt were {self.doubtful}",
+            ),
+            (
+                any(number % 2 or not late for number in self.doubtful),
+                f"in doubt without a reason: {self.doubtful}",
+            ),
+            (sorted(set(there)) != every, f"the broker has {there}"),
+            (there.count(2) > 1 or there.count(4) > 1, f"a QoS 2 message came twice: {there}"),
+            (
+                self.case.level == 5 and code != right_code,
+                f"{first or 'no error'}: {_disconnect(code)}, not {_disconnect(right_code)}",
+            ),
+        ]
+        return [*self.seen.problems, *(text for is_broken, text in rules if is_broken)]
 
 
 _NAMED = set().union(*(wrong.allowed(moment) for wrong in WRONGS for moment in wrong.moments)) - {""}
