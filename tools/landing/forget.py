@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,8 @@ import pyarrow as pa
 
 from tools.landing.log import HELD, LANDED, Header, LandingError, log_numbers, log_path, read_log
 from tools.landing.names import Names
-from tools.landing.seal import DAMAGED, Columns, seal
+from tools.landing.publish import decoded
+from tools.landing.seal import DAMAGED, seal
 from tools.landing.store import LandingStore
 
 TEXTS = (pa.string(), pa.binary())
@@ -48,9 +50,8 @@ def sealed(landing: Path) -> Iterator[list[LandingStore]]:
 
 def packet(data: bytes, level: int) -> tuple[str, bytes]:
     """Return topic and payload of a PUBLISH packet."""
-    columns = Columns()
-    columns.add(data, 0, len(data), level, 0)
-    return columns.topics[0].decode(), columns.payloads[0]
+    _, topic, _, _, payload = next(decoded(data, 0, len(data), level))
+    return topic.decode(), payload
 
 
 def _messages(damaged: Path) -> list[tuple[str, bytes]]:
@@ -59,11 +60,9 @@ def _messages(damaged: Path) -> list[tuple[str, bytes]]:
         contents = read_log(damaged, salvage=True)
     except LandingError:  # not even its header is readable
         return []
-    columns = Columns()
-    for entry in contents.entries:
-        if entry.kind in (LANDED, HELD):
-            columns.add(contents.data, entry.start, entry.end, entry.level, entry.time_us)
-    return [(topic.decode(), payload) for topic, payload in zip(columns.topics, columns.payloads, strict=True)]
+    found = [one for one in contents.entries if one.kind in (LANDED, HELD)]
+    packets = chain.from_iterable(decoded(contents.data, one.start, one.end, one.level) for one in found)
+    return [(topic.decode(), payload) for _, topic, _, _, payload in packets]
 
 
 def messages_held(stores: list[LandingStore]) -> list[tuple[str, bytes]]:
