@@ -73,6 +73,7 @@ class Sink(ABC):
         other_tables: what it raises if there are tables of our names with other columns.
         mark: a parameter in its SQL.
         moment: its type of a time.
+        view: the query of the view `dated`.
         conflict: the end of an INSERT that skips rows with a used key, if its tables have primary keys.
     """
 
@@ -81,6 +82,7 @@ class Sink(ABC):
     other_tables: type[Exception] | tuple[type[Exception], ...]
     mark: str
     moment: str
+    view: str
     conflict = ""
     _connection: Any
 
@@ -110,12 +112,17 @@ class Sink(ABC):
                 raise SinkError(f"{self.where}: {first_line(error)}{remedy}") from error
             raise
 
-    def _columns(self, table: str) -> str:
-        """Return the definitions of a table's columns for CREATE TABLE."""
-        return ", ".join(
-            f'"{one.name}" {TYPES.get(one.type, self.moment)}{"" if one.nullable else " NOT NULL"}'
-            for one in TABLES[table]
-        )
+    def _create(self) -> None:
+        """Create the tables and the view."""
+        for table, schema in TABLES.items():
+            columns = [
+                f'"{one.name}" {TYPES.get(one.type, self.moment)}{"" if one.nullable else " NOT NULL"}'
+                for one in schema
+            ]
+            key = [f"PRIMARY KEY ({column_list(KEYS[table])})"] if self.conflict else []
+            self._run(f"CREATE TABLE {table} ({', '.join(columns + key)})")
+        self._run(f"CREATE VIEW dated AS {self.view}")
+        self._run("CREATE TABLE position (told text NOT NULL)")
 
     def position(self) -> Position | None:
         """Return the position; None if the database is empty."""

@@ -16,16 +16,15 @@ import pyarrow as pa
 
 from tools.landing.durable import sync_directory
 
-from .sink_database import SHEET_QUERY, TABLES, Sink, SinkError, dated_view, driver, first_line
+from .sink_database import SHEET_QUERY, Sink, SinkError, dated_view, driver, first_line
 
-DATED = dated_view("epoch_us({})", "make_timestamp({})")
 ROWS = 65_536
 
 
 class DuckSink(Sink):
     """A DuckDB file."""
 
-    mark, moment = "?", "TIMESTAMP"
+    mark, moment, view = "?", "TIMESTAMP", dated_view("epoch_us({})", "make_timestamp({})")
 
     def __init__(self, path: Path):
         self._duckdb = driver("duckdb")
@@ -47,12 +46,8 @@ class DuckSink(Sink):
             raise SinkError(f"{self.path}: {text}. Is it a DuckDB file, of this version?") from None
 
     def _prepare(self) -> None:
-        if self._run("SELECT 1 FROM duckdb_tables() WHERE table_name = 'position'"):
-            return
-        for table in TABLES:
-            self._run(f"CREATE TABLE {table} ({self._columns(table)})")
-        self._run(f"CREATE VIEW dated AS {DATED}")
-        self._run("CREATE TABLE position (told VARCHAR)")
+        if not self._run("SELECT 1 FROM duckdb_tables() WHERE table_name = 'position'"):
+            self._create()
 
     def _run_with(self, table: str, rows: pa.Table, *statements: str) -> None:
         naive = [one.with_type(pa.timestamp("us")) if pa.types.is_timestamp(one.type) else one for one in rows.schema]

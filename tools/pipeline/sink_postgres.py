@@ -16,11 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
 
-from .sink_database import KEYS, SHEET_QUERY, TABLES, Sink, SinkError, column_list, dated_view, driver, first_line
+from .sink_database import SHEET_QUERY, TABLES, Sink, SinkError, column_list, dated_view, driver, first_line
 
-DATED = dated_view(
-    "CAST(extract(epoch FROM {}) * 1000000 AS bigint)", "(timestamptz 'epoch' + {} * interval '1 microsecond')"
-)
 NAMES = ("device", "name", "collector")
 LONGEST_NAME_BYTES = 600
 CHUNK = "7 days"
@@ -31,6 +28,9 @@ class PostgresSink(Sink):
     """A schema of a PostgreSQL database."""
 
     mark, moment, conflict = "%s", "timestamptz", "ON CONFLICT DO NOTHING"
+    view = dated_view(
+        "CAST(extract(epoch FROM {}) * 1000000 AS bigint)", "(timestamptz 'epoch' + {} * interval '1 microsecond')"
+    )
 
     def __init__(self, to: str, schema: str):
         psycopg = driver("psycopg")
@@ -62,13 +62,10 @@ class PostgresSink(Sink):
         self._run(f'SET LOCAL search_path TO "{self._schema}", public')
         if self._run("SELECT to_regclass(%s)", [f'"{self._schema}".position'])[0][0]:
             return
-        for table in TABLES:
-            self._run(f"CREATE TABLE {table} ({self._columns(table)}, PRIMARY KEY ({column_list(KEYS[table])}))")
+        self._create()
         if self._run("SELECT 1 FROM pg_proc WHERE proname = 'create_hypertable'"):
             self._run("SELECT create_hypertable('readings', 'arrival', chunk_time_interval => %s::interval)", [CHUNK])
         self._run("CREATE INDEX readings_by_device ON readings (device, arrival)")
-        self._run(f"CREATE VIEW dated AS {DATED}")
-        self._run("CREATE TABLE position (told text NOT NULL)")
 
     def _run_with(self, table: str, rows: pa.Table, *statements: str) -> None:
         self._run("DROP TABLE IF EXISTS pg_temp.incoming")
