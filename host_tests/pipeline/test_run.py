@@ -46,7 +46,7 @@ def test_wrong_argument_is_named(tmp_path, capsys, arguments, text):
         (["--buckets", "0"], "", "--buckets: it has to be a whole number, from 1 to 9999, not '0'"),
         (["--follow", "0"], "", "--follow: it has to be a number, from 0.1 to 1000000000"),
         (["--late-after", "nan"], "", "--late-after: it has to be a number"),
-        ([], "buckets = [8, 'x']", "--buckets: it has to be a whole number, from 1 to 9999, not 'x'"),
+        ([], "buckets = 'x'", "--buckets: it has to be a whole number, from 1 to 9999, not 'x'"),
         ([], "buckets = 8.5", "--buckets: it has to be a whole number"),
         ([], "follow = true", "--follow: expected one argument"),
         ([], "as-of = 'never'", "--as-of: invalid choice: 'never'"),
@@ -98,6 +98,25 @@ def test_flags_override_the_configuration_file(tmp_path):
     assert (options.no_report, options.no_delta, options.accept) == (True, False, ["given-up"])
     assert (options.landing, options.out, options.segments_per_batch) == ("a", "c", 3)
     assert options.conf == ["spark.executor.memory=2g", "x=y"]
+    file.write_text('landing = "a"\nout = "b"\n[conf]\nspark.executor.memory = "2g"\nspark.x = 1\n')
+    assert run.arguments(["--config", str(file)]).conf == ["spark.executor.memory=2g", "spark.x=1"]
+
+
+@pytest.mark.parametrize(
+    ("lines", "text"),
+    [
+        ('landing = ["a", "b"]\n', "landing has one value, not a list"),
+        (
+            'landing = "a"\n[conf]\nspark.x = 1\nprove-every = 5\n',
+            r"prove_every is in the table \[conf\]: put it before",
+        ),
+    ],
+)
+def test_value_of_the_configuration_that_would_be_ignored_is_refused(tmp_path, lines, text):
+    file = tmp_path / "p.toml"
+    file.write_text(f'out = "b"\n{lines}')
+    with pytest.raises(Failure, match=rf"^{file}: {text}"):
+        run.arguments(["--config", str(file)])
 
 
 @pytest.mark.parametrize("scheme", ["", "file://"])

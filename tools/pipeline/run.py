@@ -9,8 +9,9 @@ from __future__ import annotations
 import argparse
 import sys
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tools.command import Failure, ended, explained, filled, named, number, serve_metrics
 from tools.landing import segments
@@ -64,7 +65,7 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--no-report", action="store_true", help="do not write the HTML page")
     given = parser.parse_args(argv)
     if given.config:
-        flags = configuration(given.config, set(vars(given)) - {"config"})
+        flags = configuration(given.config, {name: one for name, one in vars(given).items() if name != "config"})
         given = parser.parse_args(flags + (sys.argv[1:] if argv is None else argv))
     for name in ("landing", "out"):
         if not getattr(given, name):
@@ -75,8 +76,11 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     return given
 
 
-def configuration(path: Path, known: set[str]) -> list[str]:
-    """Read a configuration file; return its values as flags, so that the same checks apply."""
+def configuration(path: Path, known: dict[str, Any]) -> list[str]:
+    """Read a configuration file; return its values as flags, so that the same checks apply.
+
+    `known` has the options; those that may be repeated have a list.
+    """
     try:
         values = tomllib.loads(path.read_text())
     except OSError as error:
@@ -89,12 +93,26 @@ def configuration(path: Path, known: set[str]) -> list[str]:
         if key.replace("-", "_") not in known:
             raise Failure(f"{path}: unknown key {name!r}; known: {', '.join(sorted(known))}")
         if isinstance(value, dict):
-            flags += [f"--{key}={setting}={text}" for setting, text in value.items()]
+            settings = dict(_settings(value))
+            if misplaced := known.keys() & {setting.replace("-", "_") for setting in settings}:
+                raise Failure(f"{path}: {min(misplaced)} is in the table [{name}]: put it before that line")
+            flags += [f"--{key}={setting}={text}" for setting, text in settings.items()]
         elif isinstance(value, bool):
             flags += [f"--{key}"] * value
+        elif isinstance(value, list) and not isinstance(known[key.replace("-", "_")], list):
+            raise Failure(f"{path}: {name} has one value, not a list")
         else:
             flags += [f"--{key}={one}" for one in (value if isinstance(value, list) else [value])]
     return flags
+
+
+def _settings(table: dict[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the settings of a table. Without quotes, `spark.executor.memory` is a table `executor` in a table `spark`."""
+    for name, value in table.items():
+        if isinstance(value, dict):
+            yield from _settings(value, f"{before}{name}.")
+        else:
+            yield f"{before}{name}", value
 
 
 @named("pipeline")
