@@ -538,6 +538,7 @@ class Client:
             except BaseException as error:
                 link.ended(error, ticks_ms())
                 event = NOTHING
+            session.busy = False
             if event == NOTHING:
                 if link.error is not was:
                     was = link.error

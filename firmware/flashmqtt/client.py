@@ -679,13 +679,17 @@ class Client:
                     if event == NOTHING:
                         if link.wait_ms > 0 or not link.sock or ticks_diff(now_ms, begin_ms) >= _SLICE_MS:
                             break
-                    elif event == MESSAGE:
-                        if self._dispatch():
-                            handled += 1
-                    elif event == DELIVERED:
-                        self.call(self.on_delivered, session.handle)
                     else:
-                        self._report(event)
+                        link.handling = True
+                        session.busy = False
+                        if event == MESSAGE:
+                            if self._dispatch():
+                                handled += 1
+                        elif event == DELIVERED:
+                            self.call(self.on_delivered, session.handle)
+                        else:
+                            self._report(event)
+                        link.handling = False
                     now_ms = ticks_ms()
             except BaseException as error:
                 link.handling = False
@@ -772,10 +776,8 @@ class Client:
         self._finished = 0
         for entry in session.subscriptions:
             if entry.takes(session.message):
-                self.link.handling = True
                 result = entry.handler(session.message)
                 self._finished += 1  # now: the next jump is where Ctrl-C may raise
-                self.link.handling = False
                 if result is not None:
                     self._finished -= 1
                     self._check(result)
@@ -785,10 +787,8 @@ class Client:
                 self.load_waiting().add(ticks_ms())
                 self._finished = -1
                 return False
-            self.link.handling = True
             result = self.on_message(session.message)
             self._finished = _TAKEN
-            self.link.handling = False
             if result is not None:
                 self._finished = 0
                 self._check(result)

@@ -257,7 +257,7 @@ class Link:
                         self.reported = True
                         self.connects += 1
                     break
-        session.busy = False
+        session.busy = event != NOTHING  # until the caller handles it: a timer must not make the next step before
         return event
 
     def ended(self, error: "Any", now_ms: int) -> None:

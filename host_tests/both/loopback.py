@@ -15,12 +15,12 @@ from wire import connack, id_of, packet, puback, pubcomp, pubrec, suback
 PATIENCE_MS = 60_000  # deadline for expected events, on a busy machine
 
 
-def poll_until(mqtt, condition):
+def poll_until(mqtt, condition, wait_ms=20):
     """Poll a client until the condition holds."""
     begin = ticks_ms()
     while not condition():
         assert ticks_diff(ticks_ms(), begin) < PATIENCE_MS, "the condition did not become true in time"
-        mqtt.poll(20)
+        mqtt.poll(wait_ms)
 
 
 class Loopback:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+import itertools
 import sys
 from collections.abc import Callable
 
@@ -10,7 +12,7 @@ import pytest
 
 from flashmqtt.client import Client
 from flashmqtt.deferred import Deferred
-from flashmqtt.errors import DeadlineExpired, StoreWorn
+from flashmqtt.errors import DeadlineExpired, StoreWorn, UsageError
 from flashmqtt.flash.ram import RamRegion
 from flashmqtt.journal.held import Held
 from flashmqtt.journal.journal import Journal
@@ -22,7 +24,8 @@ from flashmqtt.session.session import Session
 from flashmqtt.session.waiting import WaitingQueue
 from host_tests.both.loopback import poll_until
 from host_tests.both.stored import held_messages, message
-from host_tests.both.test_client import connected
+from host_tests.both.test_client import client, connected
+from host_tests.both.test_client_redelivery import Prompt
 from host_tests.both.wire import connected as peer
 from host_tests.both.wire import id_of, in_flight, puback, pubcomp, publish, pubrec, pubrel
 
@@ -253,6 +256,43 @@ def test_interrupted_publish_does_not_refuse_later_ones():
             assert mqtt.publish("a", b"2", 1)
         mqtt.disconnect()
     assert count > 20
+
+
+@pytest.mark.req("Q3", "R4")
+@pytest.mark.parametrize("function", [Client.poll, Client._dispatch, Client._report])
+def test_timer_that_polls_between_any_two_lines_loses_no_message_and_no_report(function):
+    fired = 0
+    for at, turn in itertools.product(lines(function), range(4)):
+        broker = Prompt()
+        mqtt = client(broker)
+        told = []
+        mqtt.on_connect = lambda present, told=told: told.append("connected")
+        mqtt.on_delivered = lambda handle, told=told: told.append("delivered")
+        for filter_ in ("a", "+"):
+            mqtt.subscribe(filter_, 1, lambda message, told=told: told.append(message.payload))
+        mqtt.publish("b", b"", 1)
+        mqtt.start()
+        turns = iter(range(100))
+
+        def trace(frame, event, _, at=at, turn=turn, mqtt=mqtt, turns=turns):
+            nonlocal fired
+            if frame.f_code is function.__code__ and event == "line" and frame.f_lineno == at and next(turns) == turn:
+                sys.settrace(None)
+                fired += 1
+                with contextlib.suppress(UsageError):
+                    mqtt.poll()
+            return trace
+
+        sys.settrace(trace)
+        try:
+            poll_until(mqtt, lambda broker=broker, mqtt=mqtt: broker.of(8) and not mqtt.pending, 1)
+            broker.give(publish(b"a", b"1", 1, 1), publish(b"b", b"2", 1, 2))
+            poll_until(mqtt, lambda broker=broker: puback(2) in broker.packets, 1)
+        finally:
+            sys.settrace(None)
+        assert told == ["connected", "delivered", b"1", b"1", b"2"], _line(function, at)
+        mqtt.disconnect()
+    assert fired > 5
 
 
 @pytest.mark.req("R1")
