@@ -15,6 +15,7 @@ from tools.proof.faults.cases import Case, Outcome, Wire, judge, places_of
 from tools.proof.faults.peer import Peer
 from tools.proof.faults.runner import HEAP, run_cases
 from tools.proof.faults.suites import FULL, SHORT, find
+from tools.proof.program import holds
 from tools.proof.proxy import Cut, Proxy, Seen
 
 WORKERS = 8
@@ -91,7 +92,7 @@ def test_board_waits_while_its_journal_is_full(tmp_path):
             for qos in (1, 2):
                 peer.send("board/in", b"end", qos)
             await living
-            assert await peer.until(lambda: len(peer.received["board/out"]) == board.stored, 60)
+            assert await holds(lambda: len(peer.received["board/out"]) == board.stored, 60)
         finally:
             await board.off(random.Random(0))
             await asyncio.gather(living, return_exceptions=True)

@@ -27,7 +27,6 @@ class Peer:
         self.client_id = client_id
         self.clean = clean
         self.received: dict[str, list[bytes]] = defaultdict(list)
-        self._news = asyncio.Condition()
         self._writer: asyncio.StreamWriter | None = None
         self._task: asyncio.Task | None = None
         self._up = asyncio.Event()
@@ -115,15 +114,6 @@ class Peer:
         async with asyncio.timeout(seconds):
             await self._up.wait()
 
-    async def until(self, condition, seconds: float) -> bool:
-        """Wait until a condition holds, checked whenever something arrives; return whether it holds."""
-        try:
-            async with asyncio.timeout(seconds), self._news:
-                await self._news.wait_for(condition)
-        except TimeoutError:
-            return condition()
-        return True
-
     def _id(self) -> int:
         self._next_id = self._next_id % 65535 + 1
         return self._next_id
@@ -155,8 +145,6 @@ class Peer:
         while chunk := await reader.read(65536):
             for packet in codec.feed(chunk):
                 self._take(packet)
-            async with self._news:
-                self._news.notify_all()
 
     def _take(self, packet: p.Packet) -> None:
         assert self._writer is not None

@@ -204,7 +204,7 @@ async def run_case(case: Case) -> Verdict:
             async with asyncio.timeout(END_S):
                 await living
             marker = peer.send("board/out", b"0;", 1)
-            await peer.until(lambda: b"0;" in peer.received["board/out"], 5)
+            await holds(lambda: b"0;" in peer.received["board/out"], 5)
             await marker
         except (BoardFailed, ProgramEnded, TimeoutError) as failed:
             verdict.problems.append(f"the board is not done: {failed!r}")

@@ -20,7 +20,7 @@ from tools.proof import side_by_side
 from tools.proof.faults.audit import audit
 from tools.proof.faults.cases import Case, Outcome, judge
 from tools.proof.faults.peer import Peer
-from tools.proof.program import BoardFailed, Program, board_image, failure_of
+from tools.proof.program import BoardFailed, Program, board_image, failure_of, holds
 from tools.proof.proxy import Proxy
 
 HEAP = "192K"
@@ -201,7 +201,7 @@ class Worker:
                 image.unlink(missing_ok=True)
         if case.flow != "in":
             marker = peer.send(topic, b"0;end", 1)
-            await peer.until(lambda: b"0;end" in peer.received[topic], 5)
+            await holds(lambda: b"0;end" in peer.received[topic], 5)
             await marker
             peer.unsubscribe(topic)
             outcome.received = [int(body.split(b";")[0]) for body in peer.received.pop(topic) if body != b"0;end"]
