@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import product
@@ -244,11 +243,8 @@ async def run_broker(
     broker = kind(directory, certificate)
     try:
         await asyncio.to_thread(broker.start)
-        deadline = time.monotonic() + broker.start_deadline_s
-        while not broker.ready():
-            if time.monotonic() > deadline:
-                raise BrokerFailed(f"{broker.name} offers no TLS at port {broker.tls_port}. Its log: {broker.log}")
-            await asyncio.sleep(0.05)
+        if not await holds(broker.ready, broker.start_deadline_s):
+            raise BrokerFailed(f"{broker.name} offers no TLS at port {broker.tls_port}. Its log: {broker.log}")
 
         async def run(case: Case) -> Verdict:
             return await CaseRun(case, broker, directory / "cases" / str(case).replace("/", "-")).run()
