@@ -81,18 +81,17 @@ def test_board_waits_while_its_journal_is_full(tmp_path):
         proxy = Proxy(broker.port, random.Random(0))
         proxy.refuse("full")
         await proxy.start()
-        board = power.Board(
-            tmp_path / "board", proxy.port, power.Case(4, 40, 0)
-        )  # 480 messages, more than its flash can hold
+        told = power.Verdict(case=power.Case(4, 40, 0))  # 480 messages, more than its flash can hold
+        board = power.Board(tmp_path / "board", proxy.port, told)
         living = await board.on()
         try:
             await until(lambda: board.was_full, living)
             proxy.admit("full")
-            await until(lambda: board.stored == 40 * power.MESSAGES_A_KILL, living)
+            await until(lambda: told.published == 40 * power.MESSAGES_A_KILL, living)
             for qos in (1, 2):
                 peer.send("board/in", b"end", qos)
             await living
-            assert await holds(lambda: len(peer.received["board/out"]) == board.stored, 60)
+            assert await holds(lambda: len(peer.received["board/out"]) == told.published, 60)
         finally:
             await board.off(random.Random(0))
             await asyncio.gather(living, return_exceptions=True)

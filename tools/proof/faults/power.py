@@ -71,7 +71,11 @@ class Case:
 
 @dataclass(kw_only=True)
 class Verdict(Reported):
-    """The counts and problems of a case."""
+    """The counts and problems of a case.
+
+    Attributes:
+        published: the last number whose publish() has returned: from then on the message must not be lost.
+    """
 
     kills: int = 0
     torn: int = 0
@@ -87,10 +91,6 @@ class Verdict(Reported):
         kept = {name: getattr(self, name) for name in ("lost", "duplicates_qos2", "torn", "handed_again")}
         return kept | {"cases": self.kills, "cuts": self.kills}
 
-    def details(self) -> list[str]:
-        """Return the details, in lines."""
-        return [str(self)]
-
 
 class Board:
     """A board that publishes numbered messages from its journal, and receives others, over any number of lives.
@@ -99,35 +99,29 @@ class Board:
     have QoS 1, even ones QoS 2.
 
     Attributes:
-        stored: the last number whose publish() has returned: from then on the message must not be lost.
-        got: the numbers that the application was handed, in order.
+        told: what it reported.
         was_full: its journal refused a message.
-        joined: the broker knows its session, and keeps messages for it.
     """
 
-    def __init__(self, directory: Path, port: int, case: Case):
+    def __init__(self, directory: Path, port: int, told: Verdict):
         directory.mkdir()
+        self.told = told
+        self.was_full = False
         self._flash = directory / "flash.bin"
         self._program = Program("mpy", directory, HEAP)
         self._program.note = self._note
-        self._settings = settings("board", port, case.level, self._flash, **SETTINGS)
-        self._count = case.kills * MESSAGES_A_KILL
+        self._settings = settings("board", port, told.case.level, self._flash, **SETTINGS)
         self._ended: set[int] = set()  # the QoS of the peer's last messages that were received
-        self.stored = self.starts = 0
-        self.got: list[int] = []
-        self.was_full = self.joined = False
 
     def _note(self, kind: str, words: list[Any]) -> None:
         if kind == "stored":
-            self.stored = words[0]
+            self.told.published = words[0]
         elif kind == "full":
             self.was_full = True
-        elif kind == "delivered":
-            self.joined = True
         elif kind == "got" and words[1] == END:
             self._ended.add(words[2])
-        elif kind == "got":
-            self.got.append(int(words[1]))
+        else:
+            self.told.note(kind, words)
 
     async def on(self) -> asyncio.Task[None]:
         """Switch its power on; return its life."""
@@ -140,10 +134,10 @@ class Board:
         Raises:
             BoardFailed, ProgramEnded: a step failed, or the power was cut.
         """
-        self.stored = await self._program.do("count")
-        self.starts += 1
+        self.told.published = await self._program.do("count")
+        self.told.boots += 1
         steps: list[tuple[Any, ...]] = [("subscribe", "board/in", 2), ("start",)]
-        for number in range(self.stored + 1, self._count + 1):
+        for number in range(self.told.published + 1, self.told.case.kills * MESSAGES_A_KILL + 1):
             steps.append(("publish", "board/out", [number], (2, 1), 1 + number % 90, False))
             steps += [("idle",)] if not number % 8 else []
         await asyncio.gather(*[self._program.do(*step) for step in steps])
@@ -178,14 +172,14 @@ async def run_case(case: Case) -> Verdict:
         await peer.subscribe("board/out")
         proxy = Proxy(broker.port, rng)
         await proxy.start()
-        board = Board(Path(scratch) / "board", proxy.port, case)
+        board = Board(Path(scratch) / "board", proxy.port, verdict)
         living = await board.on()
         try:
             for number in range(1, kills + 1):
                 if rng.random() < EARLY:  # during a start
                     await asyncio.wait({living}, timeout=rng.uniform(0, 0.25))
                 else:
-                    await holds(lambda: living.done() or board.stored >= count * number // (kills + 1), BOOT_S)  # noqa: B023
+                    await holds(lambda: living.done() or verdict.published >= count * number // (kills + 1), BOOT_S)  # noqa: B023
                     await asyncio.sleep(rng.uniform(0, 0.05))
                 if living.done():
                     break  # the program ended by itself
@@ -196,7 +190,7 @@ async def run_case(case: Case) -> Verdict:
                 await asyncio.gather(living, return_exceptions=True)
                 proxy.admit("power")
                 living = await board.on()
-                for _ in range(SENT_A_KILL if board.joined else 0):
+                for _ in range(SENT_A_KILL if verdict.delivered else 0):  # else the broker does not know its session
                     verdict.sent += 1
                     peer.send("board/in", f"{verdict.sent};".encode(), 2 - verdict.sent % 2)
             for qos in (1, 2):
@@ -214,12 +208,12 @@ async def run_case(case: Case) -> Verdict:
             await asyncio.gather(living, return_exceptions=True)
             await proxy.stop()
             await peer.stop()
-            verdict.boots, verdict.published = board.starts, board.stored
-    _judge(verdict, [int(body.split(b";")[0]) for body in peer.received["board/out"][:-1]], board.got)
+    _judge(verdict, [int(body.split(b";")[0]) for body in peer.received["board/out"][:-1]])
     return verdict
 
 
-def _judge(verdict: Verdict, arrived: list[int], handed: list[int]) -> None:
+def _judge(verdict: Verdict, arrived: list[int]) -> None:
+    handed = verdict.handed
     for where, numbers, last in (("the peer", arrived, verdict.published), ("the application", handed, verdict.sent)):
         lost, twice, problems = compared(where, numbers, last, lambda number: 2 - number % 2)
         verdict.lost += len(lost)
