@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import sys
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 
 from tools.broker import Broker
@@ -21,6 +20,7 @@ from tools.children import tail
 from tools.command import ended, named, number, parser_of, progress_bar
 from tools.proof.chain import ABSENCE, POWER, Chain, RunStats
 from tools.proof.soak import judge
+from tools.proof.soak.judge import Landing
 
 DEVICE = "sleeper-1"
 AWAKE_S = 1
@@ -28,23 +28,8 @@ FLASH_KIB = 64
 FURTHER_WAKES = 20  # at most, to send what is still stored
 
 
-@dataclass
-class WakeStats(RunStats):
-    """What the wakes of a board showed.
-
-    Attributes:
-        missing: how many stored messages are not in the landing.
-        repeated: how many messages are there more than once at QoS 2, which must not be.
-        resent: the same at QoS 1: their acknowledgement came after the deadline, or not at all.
-    """
-
-    missing: int = 0
-    repeated: int = 0
-    resent: int = 0
-
-
-async def sleep_and_wake(wakes: int, directory: Path, seed: int, cuts: float = 0.0) -> WakeStats:
-    """Let a board wake so many times; return what was counted.
+async def sleep_and_wake(wakes: int, directory: Path, seed: int, cuts: float = 0.0) -> tuple[RunStats, Landing]:
+    """Let a board wake so many times; return what was counted, and what the collector has.
 
     Args:
         wakes: how often.
@@ -52,7 +37,7 @@ async def sleep_and_wake(wakes: int, directory: Path, seed: int, cuts: float = 0
         seed: of the network's absences and the power cuts.
         cuts: the share of wakes in which the power is cut.
     """
-    stats = WakeStats(seed)
+    stats = RunStats(seed)
     chain = Chain(directory, Broker(directory / "broker"), stats)
     settings = {"sleep_s": 600, "awake_s": AWAKE_S, "keep_alive_s": 30}
     async with chain.running([("board", DEVICE)], settings, FLASH_KIB, flash_time=0.0, power_on=False):
@@ -71,10 +56,7 @@ async def sleep_and_wake(wakes: int, directory: Path, seed: int, cuts: float = 0
             await _wake(chain, False)
         board.note_counters()
         await chain.collector.quiet()
-    landed = judge.landing(chain.collector.landing)
-    stats.missing = stats.messages - landed.distinct
-    stats.resent, stats.repeated = landed.again[1], landed.again[2]
-    return stats
+    return stats, judge.landing(chain.collector.landing)
 
 
 async def _wake(chain: Chain, cut: bool) -> None:
@@ -109,13 +91,14 @@ def main(argv: list[str] | None = None) -> int:
     )
     arguments = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as scratch:
-        stats = asyncio.run(sleep_and_wake(arguments.wakes, Path(scratch), arguments.seed, arguments.cuts))
+        stats, landed = asyncio.run(sleep_and_wake(arguments.wakes, Path(scratch), arguments.seed, arguments.cuts))
+    missing, repeated = stats.messages - landed.distinct, landed.again[2]
     print(
         f"{arguments.wakes} wakes, {stats.faults[ABSENCE]} of them without a network, {stats.faults[POWER]} cut off: "
-        f"{stats.messages} messages stored, {stats.missing} missing, {stats.repeated} more than once at QoS 2, "
-        f"{stats.resent} resent at QoS 1 because their acknowledgement came after the deadline"
+        f"{stats.messages} messages stored, {missing} missing, {repeated} more than once at QoS 2, "
+        f"{landed.again[1]} resent at QoS 1 because their acknowledgement came after the deadline"
     )
-    return 1 if stats.missing or stats.repeated else 0
+    return 1 if missing or repeated else 0
 
 
 if __name__ == "__main__":
