@@ -962,8 +962,9 @@ def test_board_runs_on_after_a_command_that_was_stopped_or_failed(tmp_path, monk
         device.wait_for(b"tick 2", since=since)
 
 
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGHUP], ids=["killed", "terminal closed"])
 @pytest.mark.req("B3")
-def test_board_starts_its_program_after_a_backup_that_was_killed(tmp_path):
+def test_board_starts_its_program_after_a_backup_that_was_ended(tmp_path, how):
     with Device(tmp_path / "board") as device:
         with Link(device.path) as link:
             link.put("/main.py", RUNNING)
@@ -973,11 +974,32 @@ def test_board_starts_its_program_after_a_backup_that_was_killed(tmp_path):
         while not list((tmp_path / "kept").glob("*/*")):
             assert process.poll() is None
             time.sleep(0.005)
-        process.kill()
-        process.wait()
         since = len(device.console)
-        device.power_cut()
+        process.send_signal(how)
+        process.wait()
+        if how == signal.SIGKILL:
+            device.power_cut()
         device.wait_for(b"tick 2", since=since)
+
+
+@pytest.mark.parametrize("first_line", [RUNNING.splitlines(keepends=True)[0], b""], ids=["flashmqtt's", "another one"])
+@pytest.mark.req("B3")
+def test_board_runs_on_after_ctrl_c_while_its_program_is_stopped(tmp_path, monkeypatch, first_line):
+    program = first_line + RUNNING.split(b"\n", 1)[1]
+
+    def reset_and_stop(link: Link, real=Link.reset) -> None:
+        real(link)
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    with Device(tmp_path / "board") as device:
+        with Link(device.path) as link:
+            link.put("/main.py", program)
+        monkeypatch.setattr(Link, "reset", reset_and_stop)
+        assert run("backup", "--port", device.path, "--output", str(tmp_path / "kept"))[0] == 130
+        device.wait_for(b"tick 2", since=len(device.console))
+        with Link(device.path) as link:
+            assert link.literal("import os; print(os.listdir('/'))") == ["main.py"]
 
 
 @pytest.mark.req("B3")
@@ -1147,6 +1169,21 @@ def test_watchdog_reset_during_a_command_is_retried(tmp_path):
                 link.run("import time\nwhile True: time.sleep_ms(10)", timeout_s=1)
             assert deploy.retry_after_reset(link, lambda: link.run("print(6 * 7)", timeout_s=20)).strip() == "42"
         assert "watchdog" in device.resets
+
+
+@pytest.mark.req("B3")
+def test_watchdog_of_another_program_does_not_reset_the_board_during_a_command(tmp_path):
+    program = b"import machine, time\nw = machine.WDT(timeout=500)\nwhile True:\n    w.feed()\n    time.sleep_ms(20)\n"
+    with Device(tmp_path / "board") as device:
+        with Link(device.path) as link:
+            link.put("/main.py", program)
+        device.power_cut()
+        with Link(device.path) as link:
+            deploy.stop_program(link, deploy.probe(link))
+            resets = len(device.resets)
+            time.sleep(1)
+            assert link.get("/main.py") == program
+        assert device.resets[resets:] == []
 
 
 @pytest.mark.req("B3")

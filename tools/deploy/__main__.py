@@ -13,6 +13,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import sys
 import time
 from collections import deque
@@ -100,8 +101,15 @@ for p in %r: walk(p)
 """
 _RENAME = """
 import os
+there = os.listdir('/')
 for n in %r:
-    if n in os.listdir('/'): os.rename('/' + n, '/' + n + '.before')
+    if n in there and n + '.before' not in there: os.rename('/' + n, '/' + n + '.before')
+"""
+_RENAME_BACK = """
+import os
+there = os.listdir('/')
+for n in %r:
+    if n + '.before' in there and n not in there: os.rename('/' + n + '.before', '/' + n)
 """
 _WIPE = """
 import os
@@ -113,9 +121,6 @@ def away(p):
         os.rmdir(p)
     else: os.remove(p)
 for p in %r: away(p)
-there = os.listdir('/')
-for n in %r:
-    if n + '.before' in there and n not in there: os.rename('/' + n + '.before', '/' + n)
 """
 _UNMARK = f"""
 import os
@@ -281,21 +286,34 @@ def stop_program(link: Link, found: dict) -> None:
     """
     if "main.py" not in found["files"]:
         return
-    retry_after_reset(link, lambda: link.create(DEPLOYING, WATCHDOG_S))
+    if MARK in retry_after_reset(link, lambda: link.run(_FIRST_LINE % "/main.py", WATCHDOG_S)):
+        retry_after_reset(link, lambda: link.create(DEPLOYING, WATCHDOG_S))
+    else:
+        retry_after_reset(link, lambda: link.run(_RENAME % ["main.py"], WATCHDOG_S))
     link.reset()
     link.stop()
+    allow_start(link, found)
+
+
+def allow_start(link: Link, found: dict) -> None:
+    """Undo what `stop_program` did to keep main.py from starting."""
     if DEPLOYING.lstrip("/") not in found["files"]:
         link.run(_UNMARK)
+    if "main.py" in found["files"]:
+        link.run(_RENAME_BACK % ["main.py"])
 
 
 @contextlib.contextmanager
-def restarted_on_error(link: Link) -> Iterator[None]:
-    """Start the board's program again if the block fails or Ctrl-C ends it."""
+def restarted_on_error(link: Link, found: dict) -> Iterator[None]:
+    """Start the board's program again if the block fails, or if Ctrl-C or the end of the terminal ends it."""
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
+        signal.signal(signal.SIGHUP, signal.default_int_handler)
     try:
         yield
     except BaseException:
         with contextlib.suppress(Failure):
             link.stop()  # it may still run what it was sent
+            allow_start(link, found)
             link.reset()
         raise
 
@@ -351,9 +369,8 @@ def deploy(arguments: argparse.Namespace) -> None:
                     f"to keep to this machine (.venv/bin/mpremote cp -r :{name}.before .), remove one of the two "
                     f"(.venv/bin/mpremote rm -r :{name}.before), and run the command again."
                 )
-        with restarted_on_error(link):
-            if "main.py" not in foreign:
-                stop_program(link, found)  # at once: a running watchdog resets the board within seconds
+        with restarted_on_error(link, found):
+            stop_program(link, found)  # at once: a running watchdog resets the board within seconds
             image = {**files_of(found, board, march, arguments), **wanted}
             image, rom, rom_block = for_rom(link, image)
             there = {path: content for path, content in present(link).items() if path.split("/")[1] not in foreign}
@@ -378,23 +395,20 @@ def deploy(arguments: argparse.Namespace) -> None:
                 )
                 if not ask(question, arguments.yes):
                     raise Failure("Stopped; nothing was changed.")
-        if arguments.dry_run:
-            for name in foreign:
-                report_line("", f"rename /{name} to /{name}.before")
-            for name in copy:
-                report_line("", f"{'copy' if name not in there else 'replace'} {name} ({len(image[name])} bytes)")
-            for name in remove:
-                report_line("", f"remove {name}")
-            if rom is not None:
-                report_line("", f"write ROMFS ({len(rom)} bytes)")
-            report_line("config", json.dumps(configuration.shown(config), ensure_ascii=False))
-            report_line("dry run", "nothing was changed")
-            link.reset()
-            return
-        retry_after_reset(link, lambda: link.run(_RENAME % foreign, WATCHDOG_S))
-        if "main.py" in foreign:
-            link.reset()  # stops its watchdog
-            link.stop()
+            if arguments.dry_run:
+                for name in foreign:
+                    report_line("", f"rename /{name} to /{name}.before")
+                for name in copy:
+                    report_line("", f"{'copy' if name not in there else 'replace'} {name} ({len(image[name])} bytes)")
+                for name in remove:
+                    report_line("", f"remove {name}")
+                if rom is not None:
+                    report_line("", f"write ROMFS ({len(rom)} bytes)")
+                report_line("config", json.dumps(configuration.shown(config), ensure_ascii=False))
+                report_line("dry run", "nothing was changed")
+                link.reset()
+                return
+        link.run(_RENAME % foreign)
         if copy or remove or rom is not None:
             link.create(DEPLOYING)
         if rom is not None:
@@ -558,7 +572,7 @@ def backup(arguments: argparse.Namespace) -> None:
     path = ports.find(arguments.port)
     with Link(path) as link:
         found = probe(link)
-        with restarted_on_error(link):
+        with restarted_on_error(link, found):
             stop_program(link, found)
             files = present(link, tuple(f"/{name}" for name in found["files"]), timeout_s=300)
             folder = arguments.output / time.strftime("%Y%m%d-%H%M%S")
@@ -572,11 +586,11 @@ def backup(arguments: argparse.Namespace) -> None:
             except BaseException:
                 shutil.rmtree(folder, ignore_errors=True)  # a part of a backup would be taken for a whole one
                 raise
-        report_line("backup", f"{len(files)} files of the {found['machine']} in {os.path.relpath(folder)}")
-        secret = [name for name in ("config.json", "tls/key.pem") if f"/{name}" in files]
-        if secret:
-            report_line("", f"secrets are in {' and '.join(secret)}: keep the folder private")
-        link.reset()
+            report_line("backup", f"{len(files)} files of the {found['machine']} in {os.path.relpath(folder)}")
+            secret = [name for name in ("config.json", "tls/key.pem") if f"/{name}" in files]
+            if secret:
+                report_line("", f"secrets are in {' and '.join(secret)}: keep the folder private")
+            link.reset()
 
 
 def wipe(arguments: argparse.Namespace) -> None:
@@ -588,21 +602,24 @@ def wipe(arguments: argparse.Namespace) -> None:
         what = "flashmqtt's library" if own else "flashmqtt, the application and its configuration"
         if arguments.journal:
             what += " and the journal, with messages that are not yet delivered"
-        with restarted_on_error(link):
+        with restarted_on_error(link, found):
             stop_program(link, found)
             if not ask(f"Remove {what} from the {found['machine']} on {path}?", arguments.yes):
                 raise Failure("Stopped; nothing was changed.")
-        # main.py is the first: a board with half of the files must not start.
-        roots = [*OURS[:1]] if own else [*SINGLE, *UNFINISHED, *OURS]
-        roots += [*(["/journal"] if arguments.journal else []), DEPLOYING]
-        link.run(_WIPE % (roots, ["main.py", "board.py", *OF_APPLICATION]), timeout_s=60)
-        _, rom, rom_block = for_rom(link, {})
-        if rom is not None:
-            write_rom(link, rom, rom_block)
-        if own:
-            what += f"; not flashmqtt's, so they stay: {', '.join(own)} and all other files"
-        report_line("wiped", what + ("" if arguments.journal else "; the journal is kept (JOURNAL=1 removes it too)"))
-        link.reset()
+            # main.py is the first: a board with half of the files must not start.
+            roots = [*OURS[:1]] if own else [*SINGLE, *UNFINISHED, *OURS]
+            roots += [*(["/journal"] if arguments.journal else []), DEPLOYING]
+            link.run(_WIPE % roots, timeout_s=60)
+            link.run(_RENAME_BACK % ["main.py", "board.py", *OF_APPLICATION])
+            _, rom, rom_block = for_rom(link, {})
+            if rom is not None:
+                write_rom(link, rom, rom_block)
+            if own:
+                what += f"; not flashmqtt's, so they stay: {', '.join(own)} and all other files"
+            report_line(
+                "wiped", what + ("" if arguments.journal else "; the journal is kept (JOURNAL=1 removes it too)")
+            )
+            link.reset()
 
 
 def existing_file(text: str) -> Path:

@@ -121,8 +121,8 @@ class Link:
         except (TransportError, SerialException, OSError) as error:
             self.close()
             raise Failure(
-                f"{self.path} does not answer with MicroPython's REPL. Is MicroPython on the board? Unplug it, plug it in, "
-                "and try again."
+                f"{self.path} does not answer with MicroPython's REPL. Is MicroPython on the board, and does its program let "
+                "Ctrl-C interrupt it? Unplug it, plug it in, and try again."
             ) from error
         return self
 

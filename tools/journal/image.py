@@ -54,7 +54,7 @@ def from_board(port: str) -> tuple[bytes, int]:
     """
     with Link(find(port)) as link:
         found = probe(link)
-        with restarted_on_error(link):
+        with restarted_on_error(link, found):
             stop_program(link, found)
             try:
                 size, *pages = retry_after_reset(link, lambda: link.run(READ_REGION, BOARD_DEADLINE_S)).split()
@@ -63,11 +63,11 @@ def from_board(port: str) -> tuple[bytes, int]:
                     raise Failure(
                         "The board has no board.py, so no journal is known there: `make deploy` first"
                     ) from said
-                if "no module named 'flashmqtt'" in str(said):
+                if "no module named 'flashmqtt" in str(said):  # or a part of it
                     raise Failure(
                         "The board has no library, which board.py needs: `make deploy` first, or `make backup`, then "
                         "`make dump IMAGE=` with its folder"
                     ) from said
                 raise
-        link.reset()
+            link.reset()
     return b"".join(b"\xff" * 256 if page == "-" else binascii.a2b_base64(page) for page in pages), int(size)
