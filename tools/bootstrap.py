@@ -12,6 +12,7 @@ import fcntl
 import hashlib
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -134,8 +135,10 @@ def make_venv() -> None:
     say(f"making {VENV.name} with Python {platform.python_version()}")
     command = [sys.executable, "-m", "venv", "--clear", str(VENV)]
     try:
-        run(command, "venv failed")
-    except SetupFailed:
+        run(command, f"{VENV} can't be made:")
+    except SetupFailed as failed:
+        if not re.search("ensurepip is not available|No module named '?(venv|ensurepip)", str(failed)):
+            raise
         version = f"python3.{sys.version_info.minor}-venv"
         if not (
             may_install_debian_packages()
@@ -283,7 +286,7 @@ def main() -> int:
             provide_broker()
             provide_java()
             STAMP.write_text(fingerprint())
-    except SetupFailed as failed:
+    except (SetupFailed, OSError) as failed:  # OSError: such as a full disk
         print(f"setup: {failed}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

@@ -1,5 +1,6 @@
 """Set-up on incomplete machines, concurrently, and after an interruption: its messages, and that it continues."""
 
+import errno
 import os
 import re
 import shutil
@@ -53,6 +54,23 @@ def test_interrupted_setup_continues_on_the_next_call(unprepared, monkeypatch, c
     assert "continues from here" in capsys.readouterr().err
     assert bootstrap.main() == 0
     assert unprepared[-1] == "provide_java"
+
+
+def test_folder_that_can_not_be_written_to_is_named(monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr(bootstrap, "VENV", tmp_path / "file" / "venv")
+    monkeypatch.setattr(bootstrap, "PYTHON", tmp_path / "file" / "venv" / "bin" / "python")
+    with pytest.raises(bootstrap.SetupFailed, match=r"(?s)file/venv can't be made:.*Not a directory"):
+        bootstrap.make_venv()
+
+
+def test_full_disk_is_one_line(unprepared, monkeypatch, capsys):
+    def full():
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "setup.log")
+
+    monkeypatch.setattr(bootstrap, "provide_broker", full)
+    assert bootstrap.main() == 1
+    assert capsys.readouterr().err == "setup: [Errno 28] No space left on device: 'setup.log'\n"
 
 
 def test_setup_switches_to_a_newer_python_or_requires_one(unprepared, monkeypatch, capsys):
