@@ -29,7 +29,10 @@ print('handle', client.publish('a/b', 'stored', qos=1) > 0, client.pending)
 @pytest.fixture(scope="module")
 def dist(tmp_path_factory):
     target = tmp_path_factory.mktemp("release") / "dist"
+    somebodys = target.with_name("dist.new")
+    somebodys.mkdir()
     release.release(target)
+    assert sorted(target.parent.iterdir()) == [target, somebodys]
     return target
 
 

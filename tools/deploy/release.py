@@ -21,6 +21,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import tempfile
 from pathlib import Path
 
 from flashmqtt import __version__
@@ -116,17 +117,17 @@ def release(target: Path) -> None:
         Failure: a build failed, or the folder has other files; the folder is unchanged.
     """
     check_replaceable(target)
-    scratch = target.with_name(target.name + ".new")
-    shutil.rmtree(scratch, ignore_errors=True)
-    scratch.mkdir(parents=True)
-    for march, boards in PROCESSORS.items():
-        write_mip(scratch / "mip" / mip_folder(march), march)
-        print(f"release: mip/{mip_folder(march):15} {boards}")
-    write_archive(scratch / f"flashmqtt-{__version__}-mip.tar.gz", scratch / "mip", f"flashmqtt-{__version__}-mip")
-    write_python_packages(scratch)
-    write_checksums(scratch)
-    shutil.rmtree(target, ignore_errors=True)
-    scratch.rename(target)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent) as beside:
+        scratch = Path(beside) / target.name
+        for march, boards in PROCESSORS.items():
+            write_mip(scratch / "mip" / mip_folder(march), march)
+            print(f"release: mip/{mip_folder(march):15} {boards}")
+        write_archive(scratch / f"flashmqtt-{__version__}-mip.tar.gz", scratch / "mip", f"flashmqtt-{__version__}-mip")
+        write_python_packages(scratch)
+        write_checksums(scratch)
+        shutil.rmtree(target, ignore_errors=True)
+        scratch.rename(target)
     for path in sorted(target.iterdir()):
         if path.is_file():
             print(f"release: {path.name}")
