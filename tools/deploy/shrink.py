@@ -47,6 +47,7 @@ _TOKEN = re.compile(
     re.DOTALL | re.VERBOSE,
 )
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+_BINDING = {*_DEFINITIONS, ast.ImportFrom, ast.Import, ast.Name, ast.arg, ast.ExceptHandler, ast.Global, ast.Nonlocal}
 _LOOKING_GLASS = {"globals", "locals", "vars", "eval", "exec"}
 _OPERATORS: dict[type, Callable[..., int]] = {
     ast.Add: operator.add,
@@ -102,16 +103,23 @@ class Shrunk:
     names: dict[str, str]
 
 
+def _children(node: ast.AST) -> list[ast.AST]:
+    """Return a node's children, like `ast.iter_child_nodes`, but not its context, which says only Load, Store or Del."""
+    found: list[ast.AST] = []
+    for name in node._fields:
+        value = getattr(node, name, None) if name != "ctx" else None
+        if type(value) is list:
+            found += [one for one in value if isinstance(one, ast.AST)]
+        elif isinstance(value, ast.AST):
+            found.append(value)
+    return found
+
+
 def _walk(tree: ast.AST) -> list[ast.AST]:
     """Return all nodes of a tree, like `ast.walk`, in a fifth of the time."""
     found = [tree]
     for node in found:
-        for name in node._fields:
-            value = getattr(node, name, None)
-            if type(value) is list:
-                found += [one for one in value if isinstance(one, ast.AST)]
-            elif isinstance(value, ast.AST):
-                found.append(value)
+        found += _children(node)
     return found
 
 
@@ -139,7 +147,7 @@ class _Module:
         """
         found: defaultdict[str, list[ast.expr | Imported | None]] = defaultdict(list)
         for node in self.nodes:
-            for bound, what in self._bindings(node):
+            for bound, what in self._bindings(node) if type(node) in _BINDING else ():
                 found[bound].append(what)
         for target, assigned in self.assignments():
             if len(found[target]) == 1:
@@ -190,8 +198,9 @@ class _Module:
         found: dict[str, Imported | None] = {}
         while left:
             node = left.pop()
-            found.update(self._bindings(node))
-            left += () if isinstance(node, (*_DEFINITIONS, ast.Lambda)) else ast.iter_child_nodes(node)
+            if type(node) in _BINDING:
+                found.update(self._bindings(node))
+            left += () if isinstance(node, (*_DEFINITIONS, ast.Lambda)) else _children(node)
         return found
 
     @functools.cached_property
@@ -202,7 +211,7 @@ class _Module:
     def strings(self) -> set[str]:
         """Return its strings, and the names in its f-strings."""
         found = {node.value for node in self.nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
-        formatted = [inner for node in self.nodes if isinstance(node, ast.JoinedStr) for inner in ast.walk(node)]
+        formatted = [inner for node in self.nodes if isinstance(node, ast.JoinedStr) for inner in _walk(node)]
         found.update(inner.id for inner in formatted if isinstance(inner, ast.Name))
         return found.union(inner.attr for inner in formatted if isinstance(inner, ast.Attribute))
 
@@ -218,7 +227,7 @@ class _Module:
         names = {node.id for node in self.nodes if isinstance(node, ast.Name)} | {*self.globals}
         for node in self.nodes:
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-                names |= {arg.arg for arg in ast.walk(node.args) if isinstance(arg, ast.arg)}
+                names |= {arg.arg for arg in _walk(node.args) if isinstance(arg, ast.arg)}
                 names.update(self.bound_in(node.body if isinstance(node.body, list) else ()))
         return names.union(name for _, _, _, name in self.imports())
 
@@ -500,8 +509,8 @@ def _short_names(
     families = _families(modules)
     anywhere = {_stored(node) for module in modules.values() for node in module.nodes if _root(node) != "self"}
     for module, node, family in families:
-        bound = {*module.bound_in(node.body), *(_stored(one) for one in ast.walk(node) if _root(one) == "self")}
-        if "__getattr__" in bound and any(isinstance(one, ast.Name) and one.id == "getattr" for one in ast.walk(node)):
+        bound = {*module.bound_in(node.body), *(_stored(one) for one in _walk(node) if _root(one) == "self")}
+        if "__getattr__" in bound and any(isinstance(one, ast.Name) and one.id == "getattr" for one in _walk(node)):
             anywhere |= bound
         for name in bound | _read_in(node):
             homes[name].add(family)
@@ -545,14 +554,14 @@ def _with_short_parameters(
         node, around = left.pop()
         if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             around = node.name if isinstance(node, ast.ClassDef) else around
-            left += [(child, around) for child in ast.iter_child_nodes(node)]
+            left += [(child, around) for child in _children(node)]
             continue
         name = around if node.name.startswith("__") else node.name
         start, end = module.span(node)
         text = module.content[start:end].decode()
         words = {*re.findall(r"\w+", text)}
         free = [word for word in _FOR_GLOBALS.split() if word not in words]
-        inner = [*ast.walk(node)]
+        inner = [*_walk(node)]
         if name not in asked and not any(isinstance(one, ast.ClassDef) for one in inner):
             fixed = stays.union(public) if name in public else stays
             found = dict.fromkeys(one.arg for one in inner if isinstance(one, ast.arg) and one.arg not in fixed)
@@ -642,7 +651,7 @@ def _read_in(node: ast.ClassDef) -> set[str]:
             inner += one.bases if isinstance(one, ast.ClassDef) else [one.args]
         else:
             found |= {one.id} if isinstance(one, ast.Name) else set()
-            inner += ast.iter_child_nodes(one)
+            inner += _children(one)
     return found
 
 
