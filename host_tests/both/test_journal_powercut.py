@@ -27,9 +27,9 @@ NAMES = (
     "duty",
     "unclean",
 )
-# They have more than 100 operations, many of them alike: every third is torn, so that each way still comes in turn. Together
+# They have 85 operations or more, many of them alike: every third is torn, so that each way still comes in turn. Together
 # these scripts find the same mutations of `host_tests/journal/mutations.py` as with all operations.
-LONG = ("full", "stuck", "holds", "drops", "unclean")
+LONG = ("turned", "full", "stuck", "holds", "drops", "in-flight", "unclean")
 
 
 def run_sample(name, samples):
