@@ -3,16 +3,26 @@
 These tests flip a sample; `python -m host_tests.journal.flips` flips every bit and prints the counts that FORMAT.md has.
 """
 
+from functools import cache
 from struct import pack_into, unpack_from
 from zlib import crc32
 
 import pytest
 
+from host_tests.journal import flips
 from host_tests.journal.flips import MADE, SECTOR, SECTORS, content, flip
 from host_tests.journal.reader import read
 from tools.journal import layout
 
 STEP = 43  # no divisor of anything in the format
+
+
+@pytest.fixture(scope="module", autouse=True)
+def mounted_once():
+    """Keep what the library found: both tests flip the same bits."""
+    found, flips.content = flips.content, cache(flips.content)
+    yield
+    flips.content = found
 
 
 @pytest.mark.req("S6")
@@ -33,10 +43,12 @@ def test_flipped_bit_can_hide_only_the_newest_record(name):
 @pytest.mark.parametrize("name", MADE)
 def test_reader_and_library_agree_on_flipped_images(name):
     made = MADE[name]()
-    for at in range(0, 8 * len(made.cells), 2 * STEP + 1):
+    for at in range(0, 8 * len(made.cells), STEP):
+        if (at // STEP + at // STEP // 8) % 2:  # every other one, and so each bit of a byte
+            continue
         cells = bytearray(made.cells)
         cells[at // 8] ^= 1 << at % 8
-        found = content(bytes(cells))
+        found = flips.content(bytes(cells))
         state = read(cells, SECTOR)
         where = "sector %d byte %d bit %d" % (at // 8 // SECTOR, at // 8 % SECTOR, at % 8)
         assert (state.low, state.next_seq, state.note) == (found.low, found.next_seq, found.note), where
