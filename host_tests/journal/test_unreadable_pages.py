@@ -53,8 +53,8 @@ class Use:
 
     def step(self, operation):
         journal = self.journal
-        if operation == "a":
-            body = self.body((20, 60, 100, 200)[self.number % 4])
+        if operation in "aA":
+            body = self.body(200 if operation == "A" else (20, 60, 100, 200)[self.number % 4])
             self.messages[journal.append(body, len(body))] = body
         elif operation == "p":
             body = self.body(500)
@@ -133,9 +133,9 @@ class Use:
 
 
 def go_on(use):
-    """Store and finish messages until each sector was used three times; mount."""
-    for _ in range(3 * 4 * SECTORS):
-        use.step("a")
+    """Store and finish messages until about each sector was erased twice; four of 200 bytes fill one. Mount."""
+    for _ in range(2 * 3 * SECTORS):
+        use.step("A")
         while use.journal.next_seq - use.journal.low > 4:
             use.step("f")
     assert not use.journal.worn
