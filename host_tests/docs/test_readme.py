@@ -297,7 +297,8 @@ def test_make_passes_any_value_as_one_word_and_an_empty_variable_as_its_default(
     show = tmp_path / "show.py"
     show.write_text("import json, sys\nprint(json.dumps(sys.argv[1:]))\n")
 
-    def recipe(*words):
+    def recipes(*words):
+        """Return the arguments of the command of each target."""
         command = [
             "env",
             "-i",
@@ -305,25 +306,29 @@ def test_make_passes_any_value_as_one_word_and_an_empty_variable_as_its_default(
             "make",
             "-o",
             "setup",
-            f"PY={sys.executable} {show}",
+            f"PY={sys.executable} -IS {show}",
             *words,
         ]
         ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-        return json.loads(ran.stdout)
+        found = [json.loads(line) for line in ran.stdout.splitlines()]
+        assert len(found) == sum("=" not in word for word in words)
+        return found
 
     for value in ("my tables", "it's", '5" pipe', "`id`", "a;id", "x\\y", "$$HOME", "$$(id)", "#1", "a\nb", "-x"):
         meant = value.replace("$$", "$")  # make's own way to write a dollar sign
-        for target in ("report", "dashboard", "verdict", "check-tables", "sink", "compact", "forget"):
-            assert meant in recipe(target, f"OUT={value}"), target
-        assert f"--device={meant}" in recipe("forget", f"DEVICE={value}") and meant in recipe(
-            "deploy", f"BOARD_FILE={value}"
-        )
-    for target in ("deploy", "monitor", "backup", "wipe", "dump"):
-        assert recipe(target, "PORT=") == recipe(target) and "/dev/x y" in recipe(target, "PORT=/dev/x y"), target
-    for target in ("deploy", "virtual-board"):
-        assert "pico w" in recipe(target, "BOARD=pico w"), target
-    assert recipe("run", "READINGS=", "SEED=") == recipe("run") == ["-m", "tools.proof.run"]
-    assert recipe("run", "READINGS=7", "CUTS=0")[2:] == ["--readings", "7", "--cuts", "0"]
+        targets = ("report", "dashboard", "verdict", "check-tables", "sink", "compact", "forget")
+        for given in recipes(*targets, f"OUT={value}"):
+            assert meant in given
+        forget, deploy = recipes("forget", "deploy", f"DEVICE={value}", f"BOARD_FILE={value}")
+        assert f"--device={meant}" in forget and meant in deploy
+    targets = ("deploy", "monitor", "backup", "wipe", "dump")
+    assert recipes(*targets, "PORT=") == recipes(*targets)
+    for given in recipes(*targets, "PORT=/dev/x y"):
+        assert "/dev/x y" in given
+    for given in recipes("deploy", "virtual-board", "BOARD=pico w"):
+        assert "pico w" in given
+    assert recipes("run", "READINGS=", "SEED=") == recipes("run") == [["-m", "tools.proof.run"]]
+    assert recipes("run", "READINGS=7", "CUTS=0")[0][2:] == ["--readings", "7", "--cuts", "0"]
 
 
 def test_every_make_variable_in_the_documents_exists():
