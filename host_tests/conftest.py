@@ -81,6 +81,7 @@ LONG = (
     "host_tests/both/test_journal_powercut.py",
     "host_tests/client/test_tls.py",
     "host_tests/boards/test_application.py",
+    "host_tests/session/test_interrupts.py",
     "host_tests/journal/test_lives.py",
     "host_tests/pipeline/",
     "host_tests/deploy/",
@@ -90,6 +91,8 @@ LONG = (
     "host_tests/both/test_aio",
     "host_tests/both/test_journal",
     "host_tests/journal/",
+    "host_tests/session/",
+    "host_tests/flash/",
 )
 
 
