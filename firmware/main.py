@@ -31,7 +31,7 @@ def configuration(board):
         return load("config.json")
     except ConfigurationError as error:
         print("configuration:", error)
-        print("Mend config.toml and run `make deploy` again.")
+        print("Fix config.toml and run `make deploy` again.")
         blink(board.led)
         return None
     finally:
@@ -78,7 +78,7 @@ def main():
         sleep(RESTART_S)
         board.reset()
     finally:
-        board.watchdog_off()  # after Ctrl-C, the watchdog must not reset the person at the REPL
+        board.watchdog_off()  # after Ctrl-C, a person may use the REPL: no watchdog must reset the board
 
 
 main()

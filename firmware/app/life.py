@@ -26,12 +26,12 @@ def life_of(state, stored, device, random_bytes=None):
     since = state.get("since")
     intent = state.get("intent")  # of the last command: see `commands`
     # If the journal is empty, a saved life belongs to an older journal, or to an interrupted first start. If it has not even the
-    # messages before the last command, it was restored from a backup: the following numbers of this life are used.
+    # messages before the last command, it was restored from a backup: this life has already used the next numbers.
     known = state.get("device", device) == device and not (intent and intent["seq"] > stored + 1)
     if stored and known and isinstance(life, int) and isinstance(since, int) and 0 < since <= stored:
         return life, since
     if intent and not (stored and intent["seq"] == stored + 1):
-        intent = None  # it is finished; the new journal's numbers may come to its own
+        intent = None  # it is finished; the new journal will use its number for another message
     if random_bytes is None:
         from os import urandom as random_bytes
     life = int.from_bytes(random_bytes(4), "big") >> 2 or 1

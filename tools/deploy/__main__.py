@@ -41,7 +41,7 @@ MARK = '"""flashmqtt: '  # in the first line of our main.py
 CONTRACT = "boards/board.pyi"  # in the first line of our board.py
 IN_THE_WAY = ("flashmqtt", "flashmqtt.py", "flashmqtt.mpy", "board")
 DELIVERY_S = 90
-# The words by which a line begins that tells why nothing is delivered.
+# How the lines begin that say why nothing is delivered.
 REASONS = ("configuration:", "deployment:", "journal:", "network:", "broker:", "refused ")
 WATCHDOG_S = 10.0  # timeout while a watchdog may reset the board; a Pico W's watchdog has at most 8 s
 SPARE_BYTES = 16384
@@ -333,7 +333,7 @@ def check_imports(found: dict) -> None:
 
 
 def foreign_files(link: Link, found: dict) -> list[str]:
-    """Return the names (of files or folders) that flashmqtt uses, too, and that are of a program of the user's own."""
+    """Return those names in "/" that flashmqtt uses, and that belong to another program: files or folders."""
     files = found["files"]
     foreign = [
         name
@@ -496,7 +496,7 @@ def _numbers(words: list[str]) -> dict[str, int]:
 
 
 def _all_delivered(numbers: dict[str, int], before: int) -> bool:
-    """Return whether a status line reports a connection, new messages, and no message without acknowledgement."""
+    """Return whether a status line reports a connection and new messages, and all of them are acknowledged."""
     pending = numbers.get("waiting", 1) or numbers.get("dropped", 1)
     return not pending and numbers.get("stored", 0) > before and numbers.get("connects", 0) > 0
 

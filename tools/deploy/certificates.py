@@ -154,7 +154,7 @@ def is_outside(host: str) -> bool:
 
 
 def warnings(config: dict, tls: Tls) -> list[str]:
-    """Return warnings about an insecure configuration, and about a port that hardly fits to it."""
+    """Return warnings about a connection without TLS over the internet, and about TLS on the usual port without TLS."""
     if tls.on and config["port"] == 1883:
         return ["TlsPort: port 1883 is usually the one without TLS: for port 8883, remove broker.port from config.toml"]
     if tls.on or not is_outside(config["broker"]):

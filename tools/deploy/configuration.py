@@ -67,7 +67,7 @@ NONCHARACTERS = "".join(chr(plane << 16 | low) for plane in range(17) for low in
 REFUSED = re.compile(f"[\x00-\x1f\x7f-\x9f\ufdd0-\ufdef{NONCHARACTERS}]")
 COUNTRY = re.compile(r"([A-Za-z]{2})?")
 LINE = re.compile(r"\(at line (\d+),")
-# The words by which an error of tomllib begins -> what to do.
+# How an error of tomllib begins -> what to do.
 TOML_HINTS = {
     "Cannot overwrite a value": "it is there twice; delete one of the two",
     "Cannot declare": "it is there twice; write all its keys below one heading",

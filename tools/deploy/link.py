@@ -64,7 +64,7 @@ if h.digest().hex() == %r:
     print('replaced')
 """
 # The board may run another program, whose `board` is another module or raises any exception.
-# Ctrl-C must not interrupt it: on a busy machine it may still run when the port is open again.
+# Ctrl-C must not interrupt this script: on a busy machine it may still run when the port is open again.
 _RESET = """
 import time, micropython
 micropython.kbd_intr(-1)
@@ -82,7 +82,7 @@ class BoardSaid(Failure):
 
 
 class _Transport(SerialTransport):
-    """mpremote's transport with a deadline: a board that its watchdog resets may print without end."""
+    """mpremote's transport with a deadline: a board that its watchdog resets again and again prints without end."""
 
     deadline: float | None = None
 
@@ -129,8 +129,8 @@ class Link:
     def _enter_raw_repl(self, soft_reset: bool = False) -> None:
         """Enter the raw REPL, and check that it runs what is sent.
 
-        A board that is still in a reset loses what it is sent, or answers and then begins again. Then bytes of its prompt, which
-        come late, would be taken for the answer to the first script. So the whole is repeated until a script prints its number.
+        A board that is still in a reset loses its input, or answers and then starts again. Late bytes of its prompt would be
+        taken for the answer to the first script. So all this is repeated until a script prints the right number.
         """
         board = self._board
         attempt_s = REPL_S if soft_reset else REPL_S / ATTEMPTS
@@ -145,7 +145,7 @@ class Link:
                         board.enter_raw_repl(soft_reset, timeout_overall=attempt_s)
                         number = str(100_000 + time.monotonic_ns() % 900_000)
                         printed, problem = board.exec_raw(f"print({number})", timeout=attempt_s)
-                    # A board without memory also answers; the caller knows what to do about that.
+                    # A board without free memory also answers: `retry_after_reset` handles that.
                     if b"MemoryError" in problem or (printed.strip() == number.encode() and not problem):
                         return
                     raise TransportError("the REPL did not run a script")
@@ -243,8 +243,8 @@ class Link:
 
     def _write(self, path: str, content: bytes, step: Callable[[int], object]) -> None:
         self._make_folders(path)
-        # An interrupted deployment may have left f open. The garbage collector would close it while the next file is written, or
-        # after that was renamed, whose content would then be the old one.
+        # An interrupted deployment may have left `f` open. When the garbage collector closes it later, it would write the old
+        # content into the new file.
         closed = "try: f.close()\nexcept Exception: pass"
         self._board.exec(f"{closed}\nfrom binascii import a2b_base64 as a\nf=open({path!r},'wb')\nw=f.write")
         for at in range(0, len(content), CHUNK):

@@ -1,4 +1,4 @@
-"""Name the repository's functions in a board's tracebacks: there, modules are joined, names short, and lines have no numbers.
+"""Name the repository's functions in a board's tracebacks. On a board, modules are joined, names short, lines without numbers.
 
     File "flashmqtt.client", line 1, in popitem    ->    File "flashmqtt.session.session", in Session.publish
 
