@@ -1022,6 +1022,18 @@ def test_board_that_does_not_come_back_after_a_reset_is_named(tmp_path, monkeypa
 
 
 @pytest.mark.req("B3")
+def test_backup_of_a_hostile_board_writes_only_into_its_folder(tmp_path, monkeypatch):
+    with Device(tmp_path / "board") as device:
+        with Link(device.path) as link:
+            link.put("/one", b"1")
+        monkeypatch.setattr(Link, "get", lambda link, path: b"evil")
+        monkeypatch.setattr(deploy, "present", lambda *_, **__: {"/one": "", "/../../evil": ""})
+        status, _, complaints = run("backup", "--port", device.path, "--output", str(tmp_path / "kept"))
+        assert status == 1 and "/../../evil, which would be written outside" in complaints
+    assert not list(tmp_path.rglob("evil")) and not (tmp_path / "kept").exists()
+
+
+@pytest.mark.req("B3")
 def test_backup_that_was_stopped_is_not_taken_for_a_whole_one(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -575,6 +575,8 @@ def backup(arguments: argparse.Namespace) -> None:
         with restarted_on_error(link, found):
             stop_program(link, found)
             files = present(link, tuple(f"/{name}" for name in found["files"]), timeout_s=300)
+            if outside := [name for name in files if ".." in name.split("/")]:  # no file system of MicroPython has this
+                raise Failure(f"The board has a file {outside[0]}, which would be written outside the backup's folder.")
             folder = arguments.output / time.strftime("%Y%m%d-%H%M%S")
             folder.mkdir(parents=True)
             try:
