@@ -118,7 +118,7 @@ def release(target: Path) -> None:
     """
     check_replaceable(target)
     target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=target.parent) as beside:
+    with tempfile.TemporaryDirectory(prefix=f"{target.name}-", dir=target.parent) as beside:
         scratch = Path(beside) / target.name
         for march, boards in PROCESSORS.items():
             write_mip(scratch / "mip" / mip_folder(march), march)
