@@ -232,6 +232,10 @@ def test_missing_messages_are_found_with_and_without_expectations(local, landing
             "'a' has the boot {'boot': 1.5, 'first': 1, 'last': 2}",
         ),
         (
+            '{"a": {"boots": [{"boot": 1, "first": 1, "last": 5}, {"boot": 1, "first": 1, "last": 5}]}}',
+            "'a' has boot 1 twice",
+        ),
+        (
             '{"a": {"boots": [{"boot": 1, "first": 5, "last": 1}]}}',
             "'a' has the boot {'boot': 1, 'first': 5, 'last': 1}",
         ),

@@ -532,6 +532,9 @@ def _counters(path: Path) -> dict[str, Any]:
                 plausible = 0 <= number <= schemas.LARGEST and 1 <= first <= last + 1 <= schemas.LARGEST + 1
                 if not plausible or not all(isinstance(one, int) for one in (number, first, last)):
                     raise ValueError(f"{device!r} has the boot {boot}")
+            numbers = [boot["boot"] for boot in counters["boots"]]
+            if len(numbers) > len(set(numbers)):
+                raise ValueError(f"{device!r} has boot {max(numbers, key=numbers.count)} twice")
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         form = '{"DEVICE": {"boots": [{"boot": 1, "first": 1, "last": 7}, ...]}, ...}'
         raise Failure(f"{path}: {error}. It has to be JSON of the form {form}") from error
