@@ -66,15 +66,15 @@ except (ImportError, AttributeError):  # CPython
 _SLOW_MS = const(20)  # pause while many messages wait for the program
 _UNCLAIMED_MS = const(500)  # how long an unclaimed piece blocks later messages
 _SOON_MS = const(50)
-_BUSY = const(1)  # a state: a handler or the program has the message
+_BUSY = const(1)  # a state: a handler or a task has it
 
 # What a handler may raise; CancelledError is not an Exception.
 _RAISED = (Exception, asyncio.CancelledError)
 
-# Raised if memory is short: by MicroPython's `wait_for_ms` CancelledError, too.
+# Memory is short: MicroPython's `wait_for_ms` may raise CancelledError.
 _SHORT = (MemoryError, asyncio.CancelledError)
 
-# Attributes of the blocking client.
+# The blocking client's.
 _ATTRIBUTES = "connected error pending oversize downgraded client_id granted answer unclaimed failed missed".split()
 
 # Which waiting messages to return: `session/waiting.py`.
@@ -328,7 +328,7 @@ class Client:
         return handle
 
     async def _send(self, topic: "Any", payload: "Any", retain: bool, properties: "Any") -> None:
-        """Send a QoS 0 message that does not fit in the output in pieces."""
+        """Send a QoS 0 message in pieces."""
         from .sending import Sending
 
         sending = Sending(self, topic, payload, retain, properties)
@@ -444,10 +444,10 @@ class Client:
                     raise
                 return message
 
-    def _acknowledge_finished(self, task: "Any", error: "Any" = None) -> None:
-        """Acknowledge the messages of this task and of ended tasks; those that were not taken wait again.
+    def _acknowledge_finished(self, task: "Any", error: "Any" = None, returned: bool = True) -> None:
+        """Acknowledge messages of this task and of ended tasks (`returned`: which returned them), or let them wait again.
 
-        error: what ended this task's work on its message, if anything did.
+        error: what ended this task's work on its message.
         """
         held = self._held
         waiting = self.session.waiting
@@ -458,6 +458,8 @@ class Client:
                 if not holder.done():
                     continue
                 result = _result(holder)
+                if not returned and result is message:
+                    continue
             held.remove(one)
             if isinstance(result, BaseException):
                 waiting.refuse(message, ticks_ms(), isinstance(result, Exception))
@@ -466,7 +468,6 @@ class Client:
                 waiting.put_back(message, ticks_add(ticks_ms(), _SOON_MS))
             else:
                 waiting.finish(message)
-        if waiting:
             self.link.flush(ticks_ms())
 
     # --- the task ---
@@ -493,7 +494,7 @@ class Client:
                 pass
 
     async def _raise(self) -> None:
-        """Raise the store's error; not at once, as the program may call again."""
+        """Raise the store's error, with a pause: the program may call again."""
         error: "Any" = self._failure
         await _sleep_ms(_SLOW_MS)
         raise error
@@ -520,7 +521,7 @@ class Client:
                 error = raised
 
     def _fail(self, error: "Any") -> None:
-        """End the connection; the client reconnects. Meanwhile waiting tasks raise the store's error."""
+        """End the connection and reconnect. Meanwhile waiting tasks raise the store's error."""
         if not isinstance(error, _SHORT):
             self._failure = error
         self.session.leave_unacknowledged()
@@ -576,7 +577,7 @@ class Client:
             pass
 
     def _take(self, message: "Any") -> bool:
-        """Call the message's plain handlers; return False if it has to wait for others."""
+        """Call the plain handlers; return False if the message has to wait."""
         session = self.session
         waiting = session.waiting
         finished = 0
@@ -612,7 +613,7 @@ class Client:
         return False
 
     async def _take_piece(self) -> None:
-        """Hand over a piece of a long message. Nothing is read meanwhile: the buffer is in use."""
+        """Hand over a piece of a long message. Nothing is read meanwhile."""
         session = self.session
         waiting = self._load_waiting()
         if waiting.skipping:
@@ -649,6 +650,7 @@ class Client:
         now_ms = ticks_ms()
         if not waiting.due(now_ms, self._iterated or self.on_message is not None):
             return
+        self._acknowledge_finished(None, None, False)
         while True:
             message = waiting.next(now_ms, _CLAIMED if self.on_message is None else _CLAIMED | _UNCLAIMED)
             if not message:
@@ -692,7 +694,7 @@ class Client:
             self._ended()
 
     def call(self, handler: "Any", *arguments: "Any") -> None:
-        """Call a handler that is not for messages, if there is one; if `async def`, in a task."""
+        """Call a handler that is not for messages; if `async def`, in a task."""
         if handler:
             try:
                 self._run_task(handler(*arguments), self._note_error)
@@ -734,7 +736,7 @@ def _exception(error: "Any") -> "Any":
 
 
 def _is_cancelled(error: "Any", closed: "Any") -> "Any":
-    """Return whether the task was cancelled: by `disconnect`, or on CPython by any code."""
+    """Return whether `disconnect`, or on CPython any code, cancelled the task."""
     if isinstance(error, Exception):
         return False
     cancelling = getattr(asyncio.current_task(), "cancelling", None)
@@ -742,7 +744,7 @@ def _is_cancelled(error: "Any", closed: "Any") -> "Any":
 
 
 def _awaits(handler: "Any", message: "Any") -> bool:
-    """Call a handler; return whether it is `async def`: then it has not run."""
+    """Call a handler; return whether it is `async def`, and has not run."""
     result = handler(message)
     if result is None or type(result) is not COROUTINE:
         return False

@@ -199,6 +199,40 @@ def test_message_that_comes_once_more_is_not_acknowledged_if_its_task_is_cancell
     run(case)
 
 
+@pytest.mark.req("Q3", "Q4", "R4")
+@pytest.mark.parametrize(
+    ("waits", "qos", "length"), [("loop", 1, 1), ("loop", 2, 300), ("on_message", 2, 1), ("on_message", 1, 300)]
+)
+def test_message_of_a_cancelled_task_goes_to_who_waits_for_messages(waits, qos, length):
+    async def case(broker):
+        async with client(broker, buffer_bytes=128, chunks=True) as mqtt:
+            await mqtt.subscribe("a", 2)
+            seen = []
+
+            async def work(name, patience_s):
+                async for message in mqtt:
+                    seen.append((name, message.offset))
+                    await asyncio.sleep(patience_s)
+
+            first = asyncio.create_task(work("first", PATIENCE_S))
+            await asyncio.sleep(0)
+            broker.give(publish(b"a", bytes(length), qos, 1), *[pubrel(1)][: qos - 1])
+            await until(lambda: seen)
+            if waits == "loop":
+                second = asyncio.create_task(work("second", 0))
+                await asyncio.sleep(0.01)
+            else:
+                mqtt.on_message = lambda message: seen.append(("second", message.offset))
+            first.cancel()
+            await until(lambda: acknowledged(broker) == [1])
+            assert seen[:2] == [("first", 0), ("second", 0)]
+            assert await mqtt.delivered(await mqtt.publish("b", "x", 1), PATIENCE_S)
+            if waits == "loop":
+                second.cancel()
+
+    run(case)
+
+
 @pytest.mark.req("Q3", "R4")
 def test_message_whose_loop_raised_is_delivered_again():
     async def case(broker):
