@@ -287,6 +287,8 @@ def test_files_of_another_program_that_have_our_names_are_kept_by_deploy_and_res
         assert status == 0 and "wiped      flashmqtt's library; " in printed, complaints
         with Link(device.path) as link:
             assert {path: link.get(path) for path in own} == own
+            if main:
+                link.create("/deploying")  # an older version left it when a command was killed
         status, printed, complaints = run(*words, "--yes")
         assert status == 1 and "copied" in printed, complaints  # no broker: nothing is delivered
         assert "as they are; 0.0 KB to copy" in run(*words)[1]  # without a question
@@ -297,6 +299,43 @@ def test_files_of_another_program_that_have_our_names_are_kept_by_deploy_and_res
             assert sorted(link.literal("import os; print(os.listdir('/'))")) == sorted(
                 {"lib", *(path.split("/")[1] for path in own)}
             )
+
+
+@pytest.mark.parametrize("killed", [True, False], ids=["killed", "stopped"])
+@pytest.mark.req("B3")
+def test_wipe_after_one_that_was_interrupted_leaves_nothing_of_ours_and_restores_the_users_files(
+    tmp_path, monkeypatch, killed
+):
+    ours = ("/main.py", "/config.json", "/lib/flashmqtt/link.mpy", "/app/application.mpy", "/app/z.mpy", "/tls/key.pem")
+    own = {"/main.py": b"print('mine')\n", "/app/pump.py": b"#\n", "/config.json": b"{}"}
+    wipe = deploy._WIPE
+    with Device(tmp_path / "board") as device:
+        words = ("wipe", "--port", device.path, "--yes")
+        for most in range(len(ours)):
+            with Link(device.path) as link:
+                for path, content in own.items():
+                    name, *rest = path[1:].split("/")
+                    link.put("/".join(["", name + ".before", *rest]), content)
+                for path in ours:
+                    link.put(path, f'{deploy.MARK}"""\\n'.encode())
+            with monkeypatch.context() as patch:
+                cut = wipe.replace("os.remove(p)", f"done.append(os.remove(p) if len(done) < {most} else 1 / 0)")
+                patch.setattr(deploy, "_WIPE", "done = []\n" + cut)
+                if killed:
+                    patch.setattr(deploy, "restarted_on_error", lambda *_: contextlib.nullcontext())
+                assert "ZeroDivision" in run(*words)[2]
+            assert run(*words)[0] == 0
+            with Link(device.path) as link:
+                assert {path: link.get(path) for path in own} == own, most
+                assert sorted(link.literal("import os; print(os.listdir('/'))")) == [
+                    "app",
+                    "config.json",
+                    "lib",
+                    "main.py",
+                ]
+                link.run(
+                    "import os\nfor p in ('/main.py', '/app/pump.py', '/config.json'): os.remove(p)\nos.rmdir('/app')"
+                )
 
 
 @pytest.mark.req("B3")

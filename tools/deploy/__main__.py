@@ -340,8 +340,8 @@ def foreign_files(link: Link, found: dict) -> list[str]:
         for name, sign in (("main.py", MARK), ("board.py", CONTRACT))
         if name in files and sign not in link.run(_FIRST_LINE % f"/{name}")
     ]
-    is_ours = "main.py" in files and "main.py" not in foreign
-    if not is_ours and DEPLOYING.lstrip("/") not in files and not link.run(_FIRST_LINE % "/app/application.mpy"):
+    is_ours = "main.py" not in foreign and ("main.py" in files or DEPLOYING.lstrip("/") in files)
+    if not is_ours and not link.run(_FIRST_LINE % "/app/application.mpy"):
         foreign += [name for name in OF_APPLICATION if name in files]
     return foreign
 
@@ -611,6 +611,9 @@ def wipe(arguments: argparse.Namespace) -> None:
             # main.py is the first: a board with half of the files must not start.
             roots = [*OURS[:1]] if own else [*SINGLE, *UNFINISHED, *OURS]
             roots += [*(["/journal"] if arguments.journal else []), DEPLOYING]
+            if not own:
+                link.create(DEPLOYING)
+                found["files"] = [DEPLOYING.lstrip("/")]  # until it is removed as the last file: the next wipe goes on
             link.run(_WIPE % roots, timeout_s=60)
             link.run(_RENAME_BACK % ["main.py", "board.py", *OF_APPLICATION])
             _, rom, rom_block = for_rom(link, {})
