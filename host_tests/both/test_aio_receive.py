@@ -714,6 +714,36 @@ def test_piece_of_a_qos_2_message_whose_handler_disconnects_is_not_handed_over_a
     run(case)
 
 
+@pytest.mark.req("Q3", "R2", "R4")
+def test_piece_that_was_taken_before_a_disconnect_acknowledges_no_later_piece():
+    async def case(broker):
+        broker.present = 1
+        mqtt = client(broker, buffer_bytes=128, chunks=True)
+        await mqtt.connect()
+        broker.give(publish(b"a", bytes(300), 2, 1), pubrel(1))
+        assert (await mqtt.__anext__()).topic == "a"
+        await mqtt.disconnect()
+        await mqtt.connect()
+        seen = []
+
+        async def work():
+            async for message in mqtt:
+                seen.append(message.offset)
+                if seen[-1]:
+                    await asyncio.sleep(PATIENCE_S)  # it does not finish with the second piece
+
+        worker = asyncio.create_task(work())
+        await until(lambda: seen == [0, 120])
+        last = asyncio.create_task(mqtt.disconnect())
+        async for _ in mqtt:  # this finishes with the first piece
+            pass
+        assert mqtt.session.handed  # the second one is not acknowledged, or it would be lost in a power cut
+        await last
+        worker.cancel()
+
+    run(case)
+
+
 @pytest.mark.req("R4", "W13", "R1")
 @pytest.mark.parametrize("qos", [1, 2])
 def test_unclaimed_long_message_blocks_nothing_and_reaches_a_later_handler(qos):

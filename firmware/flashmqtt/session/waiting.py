@@ -136,6 +136,7 @@ class WaitingQueue:
         self._pauses = 0  # since a message was taken
         self._failures: "dict[Any, int]" = {}  # packet id of a message in pieces: how often a handler failed with it
         self._progress = True  # a message was taken since the last reconnect for unacknowledged ones
+        self._pieces = 0  # how many were queued: the number of the newest is its `packet_id`
         self._new = False  # on this connection a new message has come: all that the broker sends again came before it
 
     # --- who claims what ---
@@ -309,7 +310,8 @@ class WaitingQueue:
     def add_piece(self, now_ms: int) -> "Any":
         """Queue a piece of a long message for a program with tasks; return it. The caller acknowledges the message."""
         message = self._session.message
-        entry = Waiting(message, 0, False, now_ms, True)
+        self._pieces += 1
+        entry = Waiting(message, self._pieces, False, now_ms, True)
         entry.kind = 0
         entry.in_pieces = False
         entry.more = message.more
@@ -493,8 +495,9 @@ class WaitingQueue:
                 self.entries[self.entries.index(entry)] = receipt
                 if entry in self.owing:
                     self.owing[self.owing.index(entry)] = receipt
-            elif entry.qos == 2 and not entry.failures:
-                self._session.acknowledge()  # a piece of a held message: now, as the program may disconnect next
+            elif entry.qos == 2 and not entry.failures and entry.packet_id == self._pieces:
+                # A piece of a held message, which no other has replaced: now, as the program may disconnect next.
+                self._session.acknowledge()
             self.bytes -= len(entry.buffer)
         entry.state = DONE
         if self._left and not self.overflow:
