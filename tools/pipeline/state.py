@@ -77,7 +77,10 @@ class State:
 
         if table not in self.earlier:
             self.earlier[table] = np.unique(np.concatenate([np.zeros(0, np.uint64), *retried(find)]))
-        return np.isin(places(rows), np.concatenate([self.earlier[table], *self.places.get(table, ())]))
+        its, earlier = places(rows), self.earlier[table]
+        # By bisection: `isin` would sort all rows of earlier batches for each row group.
+        there: np.ndarray = np.searchsorted(earlier, its, "right") > np.searchsorted(earlier, its)
+        return there | np.isin(its, np.concatenate([np.zeros(0, np.uint64), *self.places.get(table, ())]))
 
     def read_before(self, collector: pa.DictionaryArray, segment: pa.ChunkedArray, row: pa.ChunkedArray) -> np.ndarray:
         """Return which rows of the collectors' logs were read before."""
