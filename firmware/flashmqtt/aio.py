@@ -536,10 +536,10 @@ class Client:
             self._serve()
             try:
                 event = link.step(ticks_ms())
+                session.busy = False
             except BaseException as error:
                 link.ended(error, ticks_ms())
                 event = NOTHING
-            session.busy = False
             if event == NOTHING:
                 if link.error is not was:
                     was = link.error
