@@ -43,18 +43,23 @@ def check(region, journal, stored=()):
         assert [message(mounted, seq) for seq in range(first, mounted.next_seq)] == wanted
 
 
-@pytest.mark.req("S1", "S6")
-@pytest.mark.parametrize("complete", [False, True])
-def test_failed_program_in_the_first_mount_costs_one_sector_at_most(complete):
+def positions(counter, complete=False):
+    """Yield a new region and 1, 2, 3 ..., to which the test sets this counter, until it makes no operation fail any more."""
     position = 0
-    while True:
+    region = FailingOnce(6)
+    while getattr(region, counter) <= 0:
         position += 1
         region = FailingOnce(6)
         region.complete = complete
+        yield region, position
+
+
+@pytest.mark.req("S1", "S6")
+@pytest.mark.parametrize("complete", [False, True])
+def test_failed_program_in_the_first_mount_costs_one_sector_at_most(complete):
+    for region, position in positions("programs_left", complete):
         region.programs_left = position
         journal = Journal(region)
-        if region.programs_left > 0:
-            break
         assert not journal.worn
         check(region, journal)
     assert position > 2
@@ -63,17 +68,12 @@ def test_failed_program_in_the_first_mount_costs_one_sector_at_most(complete):
 @pytest.mark.req("S1", "S6")
 @pytest.mark.parametrize("kind", ["erase", "program"])
 def test_failed_operation_in_a_format_costs_one_sector_at_most(kind):
-    position = 0
-    while True:
-        position += 1
-        region = FailingOnce(6)
+    for region, position in positions(kind + "s_left"):
         before = Journal(region)
         for _ in range(50):
             before.append(bytes(100), 100)
         setattr(region, kind + "s_left", position)
         journal = Journal.format(region)
-        if getattr(region, kind + "s_left") > 0:
-            break
         assert journal.waiting == 0 and not journal.worn
         check(region, journal)
     assert position > (5 if kind == "erase" else 2)
@@ -82,21 +82,14 @@ def test_failed_operation_in_a_format_costs_one_sector_at_most(kind):
 @pytest.mark.req("S1", "S6")
 @pytest.mark.parametrize("complete", [False, True])
 def test_failed_program_in_a_mount_loses_no_message(complete):
-    position = 0
-    while True:
-        position += 1
-        region = FailingOnce(6)
-        region.complete = complete
+    for region, position in positions("programs_left", complete):
         before = Journal(region)
         before.append(b"earlier", 7)
         before.append(b"stored", 6)
         before.close()
         region.programs_left = position
-        journal = Journal(region)
-        if region.programs_left > 0:
-            break
-        check(region, journal, [b"earlier", b"stored"])
-    assert position > 1
+        check(region, Journal(region), [b"earlier", b"stored"])
+    assert position > 2
 
 
 @pytest.mark.req("S1", "S5", "S6")
