@@ -168,7 +168,7 @@ def test_wear_without_an_image_is_zero(tmp_path):
     assert (wear.erases, wear.spread) == ({}, 0)
 
 
-def segment(directory, number, rows, first):
+def segment(directory, number, rows, first, dup=True):
     count = len(rows)
     columns = {
         "collector": ["c"] * count,
@@ -177,7 +177,7 @@ def segment(directory, number, rows, first):
         "arrival": [0] * count,
         "topic": ["flashmqtt/board-1/readings"] * count,
         "qos": [qos for qos, _ in rows],
-        "dup": [False] * count,
+        "dup": [dup and not qos for qos, _ in rows],
         "retain": [False] * count,
         "properties": [None] * count,
         "payload": [payload for _, payload in rows],
@@ -201,6 +201,12 @@ def test_gap_in_the_landing_is_found(tmp_path, number, first, what):
     segment(tmp_path, 1, [(1, b"one")], 1)
     segment(tmp_path, number, [(1, b"two")], first)
     with pytest.raises(AssertionError, match=f"numbers of its {what} have gaps"):
+        judge.landing(tmp_path)
+
+
+def test_copy_without_its_mark_is_found(tmp_path):
+    segment(tmp_path, 1, [(1, b"one"), (0, b"one")], 1, dup=False)
+    with pytest.raises(AssertionError, match="a copy is not marked"):
         judge.landing(tmp_path)
 
 

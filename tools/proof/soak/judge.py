@@ -197,15 +197,16 @@ def landing(directory: Path) -> Landing:
     """Read the messages in a collector's segments.
 
     Raises:
-        AssertionError: a segment or a row is missing, or there twice.
+        AssertionError: a segment or a row is missing, or there twice; or a row of QoS 0, so a copy, has no DUP.
     """
     segments = find_segments(directory)
     found: dict[int, Counter[bytes]] = {0: Counter(), 1: Counter(), 2: Counter()}
     rows: list[int] = []
     for segment in segments:
-        columns = pq.read_table(segment.path, columns=["row", "qos", "payload"]).to_pydict()
+        columns = pq.read_table(segment.path, columns=["row", "qos", "dup", "payload"]).to_pydict()
         rows += columns["row"]
-        for qos, payload in zip(columns["qos"], columns["payload"], strict=True):
+        for qos, dup, payload in zip(columns["qos"], columns["dup"], columns["payload"], strict=True):
+            assert qos or dup, f"{directory}: a copy is not marked as one: {payload[:60]!r}"
             found[qos][payload] += 1
     for what, numbers in (("segments", [segment.number for segment in segments]), ("rows", rows)):
         assert sorted(numbers) == list(range(1, len(numbers) + 1)), f"{directory}: the numbers of its {what} have gaps"
