@@ -329,7 +329,7 @@ _canonical: dict = {}
 def everything(driver):
     """Return a hash of all that decides what a mounted journal does next. Most readings of a state end in few of them."""
     region, journal = driver.journal.region, driver.journal
-    ram = [value for part in (journal, journal._held) if part for value in vars(part).values()]
+    ram = [value for part in (journal, journal._held, journal._pieces) if part for value in vars(part).values()]
     ram = [bytes(value) if isinstance(value, (bytearray, array)) else value for value in ram]
     ram = [value for value in ram if isinstance(value, (int, bytes))]
     flash = (*map(canonical, region.state), bytes(region.image), repr(region.open))
