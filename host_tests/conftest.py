@@ -36,7 +36,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 HEAP = os.environ.get("FLASHMQTT_TEST_HEAP", "1M")
 DEADLINE_S = 600
 # Most tests wait for something, many for time only: more processes than cores.
-WORKERS_A_CORE = 4
+WORKERS_A_CORE = 3.5
 MOST_WORKERS = 8
 TWIN = "@micropython"
 # Each case alone takes seconds, and shares nothing with the others of its file.
