@@ -21,7 +21,6 @@ STATEMENTS = ROOT / "host_tests" / "clauses.toml"
 VECTORS = ROOT / "host_tests" / "vectors"
 ID = re.compile(r"MQTT-\d[\d.\-]*\d")
 BOTH = ("3.1.1", "5")
-AREAS = ("codec", "session")
 WITHOUT_TEST = ("server", "left")  # statements that bind the server only, and those that have nothing to show
 
 Statement = tuple[str, str]  # the standard, the id
@@ -32,6 +31,7 @@ class Book:
     """The statements: the area and the text of each, and the meaning of names in code and tests.
 
     Attributes:
+        areas: those whose statements a client has to obey.
         strange: where a name stands that no statement has.
     """
 
@@ -39,8 +39,9 @@ class Book:
         loaded = tomllib.loads(STATEMENTS.read_text(encoding="utf-8"))
         self._differ = set(loaded["differ"])
         self.text: dict[str, dict[Statement, str]] = {}
-        for area in (*AREAS, *WITHOUT_TEST):
-            given = {standard: loaded[standard][area] for standard in BOTH}
+        self.areas = sorted({area for standard in BOTH for area in loaded[standard]}.difference(WITHOUT_TEST))
+        for area in (*self.areas, *WITHOUT_TEST):
+            given = {standard: loaded[standard].get(area, {}) for standard in BOTH}
             if area == "server":
                 given = {standard: dict.fromkeys(one["ids"], "") for standard, one in given.items()}
             self.text[area] = {(standard, name): text for standard in BOTH for name, text in given[standard].items()}
@@ -99,13 +100,13 @@ def main() -> int:
     print("standard  area     statements  with a test  with a line")
     for standard in BOTH:
         count = {area: [one for one in book.text[area] if one[0] == standard] for area in book.text}
-        for area in AREAS:
+        for area in book.areas:
             tested, lined = (sum(one in places for one in count[area]) for places in (tests, source))
             print(f"{standard:8}  {area:7}  {len(count[area]):10}  {tested:11}  {lined:11}")
             failed |= area == "codec" and tested < len(count[area])
         server, left = (len(count[area]) for area in WITHOUT_TEST)
         print(f"{standard:8}  not for a client: {server} bind the server only; {left} have nothing to show")
-    for area in AREAS:
+    for area in book.areas:
         for one, text in book.text[area].items():
             missing = [what for what, places in (("test", tests), ("line", source)) if one not in places]
             if missing or arguments.list:
