@@ -43,21 +43,8 @@ class Board:
     """A MicroPython process that measures one thing."""
 
     def __init__(self, name: str, port: int, what: str, count: int = 0, qos: int = 0, window: int = 16):
-        words = map(
-            str,
-            (
-                MICROPYTHON,
-                "-X",
-                HEAP_WITH_CHIP if name == "flashmqtt" else HEAP,
-                DEVICE,
-                name,
-                port,
-                what,
-                count,
-                qos,
-                window,
-            ),
-        )
+        heap = HEAP_WITH_CHIP if name == "flashmqtt" else HEAP
+        words = map(str, (MICROPYTHON, "-X", heap, DEVICE, name, port, what, count, qos, window))
         self._lines: asyncio.Queue[str] = asyncio.Queue()
         self._child = Child(list(words), ROOT, {"MICROPYPATH": PATH}, take=self._lines.put_nowait)
 
