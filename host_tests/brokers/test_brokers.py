@@ -88,14 +88,13 @@ def test_client_meets_its_obligations(case, verdicts):
     assert verdicts[str(case)].problems == [], verdicts[str(case)].details()
 
 
-@pytest.mark.skipif(find_mosquitto() is None, reason="no mosquitto")
 def test_step_that_does_not_end_is_named(monkeypatch, tmp_path):
     monkeypatch.setattr(runner, "STEP_S", 1)
     monkeypatch.setattr(runner.Program, "do", lambda board, verb, *arguments: asyncio.Event().wait())
-    case = Case.parse("mosquitto/4/client/cpy/password")
+    case = Case.parse("amqtt/4/client/cpy/password")
     found = []
     case = replace(case, scenario=replace(case.scenario, wait_s=0.0))
-    asyncio.run(run_broker(Mosquitto, [case], tmp_path, None, 1, found.append))
+    asyncio.run(run_broker(Amqtt, [case], tmp_path, None, 1, found.append))
     assert [verdict.problems for verdict in found] == [["board refused: no end in time"]]
 
 
