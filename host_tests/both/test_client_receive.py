@@ -1139,8 +1139,8 @@ def test_handler_set_between_two_pieces_gets_the_remaining_ones(qos):
 
 
 @pytest.mark.req("R2", "R4")
-@pytest.mark.parametrize("readable", [0, 1])
-def test_message_behind_a_waiting_long_one_that_can_not_be_read_is_handed_over(readable):
+@pytest.mark.parametrize(("size", "readable"), [(10, 0), (200, 0), (200, 1)])
+def test_message_behind_a_waiting_one_that_can_not_be_read_is_handed_over(size, readable):
     store = RamStore(100, 40)
     broker, mqtt = connected(store=store, buffer_bytes=128, chunks=True)
     calls = []
@@ -1153,13 +1153,13 @@ def test_message_behind_a_waiting_long_one_that_can_not_be_read_is_handed_over(r
     def unreadable(*arguments):
         raise StoreCorrupt
 
-    broker.give(publish(b"long", bytes(200), 2, 1), pubrel(1), publish(b"short", b"x", 1, 2))
+    broker.give(publish(b"first", bytes(size), 2, 1), pubrel(1), publish(b"second", b"x", 1, 2))
     poll_until(mqtt, lambda: mqtt.session.waiting and len(mqtt.session.waiting.entries) == 2)
     if not readable:
         store.read_held = unreadable
     mqtt.on_message = handler
     poll_until(mqtt, lambda: acknowledged(broker) == [1, 2])
-    assert calls == ["long"] * readable + ["short"] and store.damaged == 1 and not mqtt.session.waiting.entries
+    assert calls == ["first"] * readable + ["second"] and store.damaged == 1 and not mqtt.session.waiting.entries
     mqtt.disconnect()
 
 

@@ -253,8 +253,9 @@ def test_on_dropped_that_causes_the_next_drop_does_not_stop_receiving():
 
 
 @pytest.mark.req("S5", "R5")
-def test_dropped_messages_are_reported_without_a_connection():
-    store = Journal(RamRegion(4, 1024), policy=DROP_OLDEST)
+@pytest.mark.parametrize("sector_bytes", [1024, 8192])  # with 8 messages each, and with more than the largest window
+def test_dropped_messages_are_reported_without_a_connection(sector_bytes):
+    store = Journal(RamRegion(4, sector_bytes), policy=DROP_OLDEST)
     mqtt = Client("127.0.0.1", 1, "me", store=store, backoff=Backoff(base_ms=100000))
     dropped = []
     mqtt.on_dropped = lambda first, last: dropped.extend(range(first, last + 1))

@@ -8,6 +8,7 @@ from flashmqtt.errors import UsageError
 from flashmqtt.flash.block import BlockRegion
 from flashmqtt.flash.ram import RamRegion
 from flashmqtt.journal.journal import Journal
+from flashmqtt.session.ram import RamStore
 from flashmqtt.session.session import Session
 from stored import message
 from tools.flashsim.nor import NorFlash
@@ -286,6 +287,18 @@ def test_message_abandoned_between_pieces_leaves_no_trace():
     journal.flush()
     journal = Journal(region)
     assert journal.next_seq == 5 and everything(journal) == [b"b" * n for n in range(1, 5)] and journal.damaged == 0
+
+
+@pytest.mark.req("S1")
+@pytest.mark.parametrize("in_ram", (False, True))
+def test_message_begun_after_an_abandoned_one_has_only_its_own_pieces(in_ram):
+    store = RamStore() if in_ram else Journal(RamRegion(8))
+    store.begin(700)
+    store.extend(b"a" * 500, 500)
+    store.begin(300)
+    store.extend(b"b" * 300, 300)
+    seq = store.commit()
+    assert (seq, store.next_seq) == (1, 2) and content(store, seq) == b"b" * 300
 
 
 @pytest.mark.req("S1", "R4")
