@@ -253,9 +253,8 @@ def test_on_dropped_that_causes_the_next_drop_does_not_stop_receiving():
 
 
 @pytest.mark.req("S5", "R5")
-@pytest.mark.parametrize("sector_bytes", [1024, 8192])  # with 8 messages each, and with more than the largest window
-def test_dropped_messages_are_reported_without_a_connection(sector_bytes):
-    store = Journal(RamRegion(4, sector_bytes), policy=DROP_OLDEST)
+def test_dropped_messages_are_reported_without_a_connection():
+    store = Journal(RamRegion(4, 1024), policy=DROP_OLDEST)
     mqtt = Client("127.0.0.1", 1, "me", store=store, backoff=Backoff(base_ms=100000))
     dropped = []
     mqtt.on_dropped = lambda first, last: dropped.extend(range(first, last + 1))
@@ -293,6 +292,8 @@ def test_dropped_messages_are_not_pending_behind_one_whose_flow_has_begun():
     store = Journal(RamRegion(6, 1024), policy=DROP_OLDEST)
     broker, mqtt = connected(store=store)
     broker.answers_publish = False
+    dropped = []
+    mqtt.on_dropped = lambda first, last: dropped.extend(range(first, last + 1))
     mqtt.publish("t", b"x", 2)
     poll_until(mqtt, lambda: broker.of(3))
     broker.close()
@@ -300,6 +301,8 @@ def test_dropped_messages_are_not_pending_behind_one_whose_flow_has_begun():
     while store.dropped < 100:
         last = mqtt.publish("t", bytes(100), 1)
     assert mqtt.pending == 1 + last - store.floor + 1
+    mqtt.poll(0)
+    assert dropped == list(range(2, store.floor))
     broker.open(broker.port)
     broker.answers_publish = True
     assert mqtt.drain(60) and mqtt.pending == 0
