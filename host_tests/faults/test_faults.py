@@ -217,20 +217,27 @@ def test_clearing_pubrel_needs_a_ram_store_and_a_present_session(store, present,
     assert problem in "".join(problems)
 
 
+LATE = "DeadlineExpired no CONNACK for 1000 ms"
+
+
 @pytest.mark.parametrize(
-    ("manner", "before", "problem"),
+    ("manner", "told", "before", "problem"),
     [
-        ("rst", [], ""),
-        ("action", [], ""),
-        ("fin", [], "without a PUBREC"),
-        ("rst", [(1, "up", b"\xc0\x00")], "without a PUBREC"),
+        ("rst", [], [], ""),
+        ("action", [], [], ""),
+        ("fin", [], [], "without a PUBREC"),
+        ("rst", [], [(1, "up", b"\xc0\x00")], "without a PUBREC"),
+        # On a slow machine the device may give up just before it reads the CONNACK.
+        ("fin", [LATE], [], ""),
+        ("fin", [LATE], [(1, "up", b"\xc0\x00")], "without a PUBREC"),
+        ("fin", ["DeadlineExpired no PINGRESP for 1000 ms"], [], "without a PUBREC"),
     ],
 )
-def test_connack_possibly_discarded_by_a_reset_counts_as_unread(manner, before, problem):
+def test_connack_that_the_device_may_not_have_read_counts_as_unread(manner, told, before, problem):
     case = Case(4, 2, "out", store="ram", cuts=(Cut("down", 1, "after", manner),))
     trace = _wire((1, "up", CONNECT), (1, "down", p.connack(4, 0)), *before, (2, "up", CONNECT))
     trace += _wire((2, "down", p.connack(4, 1)), (2, "up", REL))
-    problems = audit(case, trace).problems
+    problems = audit(case, trace, Outcome(case=case, texts=told).gave_up).problems
     assert bool(problems) == bool(problem), problems
     assert problem in "".join(problems)
 

@@ -9,8 +9,9 @@ Every packet has to be well-formed. Besides, these rules hold over all connectio
     no more messages are unacknowledged than the window allows
     PUBACK, PUBREC and PUBCOMP answer received packets, each of them once
 
-A reset discards what the device has not read yet. So a CONNACK before a reset counts as read only if the device sent something
-after it. If that CONNACK reported a lost session, the device may continue the flows or begin them again.
+A reset discards what the device has not read yet, and a device on a slow machine may give up just before it reads its CONNACK.
+So in a case with either, a CONNACK counts as read only if the device sent something after it. If it reported a lost session, the
+device may continue the flows or begin them again.
 
 The broker's packets are read, too. When a connection ends before its CONNACK, mosquitto 2.0 sends a QoS 2 message again although
 it has sent its PUBREL already. A receiver can't tell that from a new message, so such a repetition is counted as the broker's.
@@ -32,6 +33,7 @@ class _Ledger:
     """The packets of a session so far."""
 
     case: Case
+    gave_up: bool
     wire: Wire = field(default_factory=Wire)
     ids: dict[int, int] = field(default_factory=dict)  # number -> packet id
     released: set[int] = field(default_factory=set)  # ids with a PUBREL, without a PUBCOMP yet
@@ -49,7 +51,7 @@ class _Ledger:
     carried: dict[int, bytes] = field(default_factory=dict)  # the broker's ids -> the number of the last message
     past_pubrel: set[int] = field(default_factory=set)  # the broker's ids after PUBREL, until their next message
     joined: bool = False  # the device has read a CONNACK
-    unread: bool = False  # a reset may have discarded the CONNACK that was passed on: nothing was sent after it
+    unread: bool = False  # the device may not have read the CONNACK that was passed on: it has sent nothing after it
     lost: bool = False  # a CONNACK was passed on that reports a lost session, and the device has sent nothing after it
     lost_unread: set[int] = field(default_factory=set)  # numbers: the device may not know that their session is lost
     unknown: set[int] = field(default_factory=set)  # ids that the device has not used yet, and that the broker may know
@@ -144,7 +146,7 @@ class _Ledger:
                 self.wire.forgot |= self.accepted and not self.clean
                 self.lost = passed
             self.accepted = True
-            self.unread = passed and any(cut.manner in ("rst", "action") for cut in self.case.cuts)
+            self.unread = passed and (self.gave_up or any(cut.manner in ("rst", "action") for cut in self.case.cuts))
             if passed and not self.joined:
                 self.joined = not self.unread
                 if self.case.store == "ram" and not self.clean and (packet.session_present or self.case.level == 3):
@@ -169,9 +171,9 @@ class _Ledger:
             self.released.discard(packet.packet_id)
 
 
-def audit(case: Case, trace: list[Seen]) -> Wire:
-    """Return the result of the audit."""
-    ledger = _Ledger(case)
+def audit(case: Case, trace: list[Seen], gave_up: bool = False) -> Wire:
+    """Return the result of the audit; `gave_up`: the device reported that it got no CONNACK in time."""
+    ledger = _Ledger(case, gave_up)
     for seen, packets, wrong in decoded(trace, case.level):
         if seen.connection != ledger.connection:
             ledger.begin(seen.connection)

@@ -87,6 +87,11 @@ class Verdict:
     failure: str = ""
     heap: int = 0
 
+    @property
+    def gave_up(self) -> bool:
+        """Whether the device reported that it got no CONNACK in time; on a slow machine one may have come nevertheless."""
+        return any("no CONNACK" in text for text in self.texts)
+
     def counts(self) -> dict[str, int]:
         """Return the counts of its kind of case."""
         return {}

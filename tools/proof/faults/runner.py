@@ -168,7 +168,8 @@ class Worker:
             outcome.failure = await failure_of(following, CASE_S)
         finally:
             await proxy.stop()
-        outcome.trace, outcome.made, outcome.wire = proxy.trace, len(proxy.made), audit(case, proxy.trace)
+        outcome.trace, outcome.made = proxy.trace, len(proxy.made)
+        outcome.wire = audit(case, proxy.trace, outcome.gave_up)
         outcome.problems = judge(outcome)
         return outcome
 

@@ -92,9 +92,6 @@ class Verdict(Reported):
         first = errors[0] if errors else ""  # "": the wrong thing was tolerated
         wanted = " or ".join(sorted(error or "nothing" for error in allowed))
         numbers = [one for one in self.handed if isinstance(one, int)]
-        # On a busy machine a CONNACK may come after its deadline. It may have said that the session was lost, and then a message
-        # past PUBREC was, too.
-        late = any("no CONNACK" in text for text in self.texts)
         code, right_code = self.seen.disconnect_code, self._disconnect_code(first)
         rules = [
             (self.failure, self.failure),
@@ -108,7 +105,8 @@ class Verdict(Reported):
                 f"delivery was told of {self.delivered}, in doubt were {self.doubtful}",
             ),
             (
-                any(number % 2 or not late for number in self.doubtful),
+                # A late CONNACK may have said that the session was lost, and then a message past PUBREC was, too.
+                any(number % 2 or not self.gave_up for number in self.doubtful),
                 f"in doubt without a reason: {self.doubtful}",
             ),
             (sorted(set(there)) != every, f"the broker has {there}"),
