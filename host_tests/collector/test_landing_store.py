@@ -531,6 +531,26 @@ def test_collectors_use_one_folder_only_if_all_share_it(tmp_path):
     store("c", False).close()
 
 
+@pytest.mark.req("P1")
+def test_mount_makes_durable_what_a_killed_collector_has_not_synced(tmp_path, monkeypatch):
+    landing = Landing(tmp_path)
+    path = landing.store.log_path(1)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fdatasync", lambda handle: None)
+        land(landing.store, publish(b"t", b"1"))
+        landing.store.sync()
+        landing.store.close()
+    synced, fdatasync = [], os.fdatasync
+
+    def watched(handle):
+        fdatasync(handle)
+        synced.append(os.fstat(handle).st_ino)
+
+    monkeypatch.setattr(os, "fdatasync", watched)
+    assert Landing(tmp_path).store.rows == 1
+    assert synced == [path.stat().st_ino]
+
+
 def test_landing_of_another_client_id_is_refused(tmp_path):
     Landing(tmp_path).store.close()
     with pytest.raises(LandingForeign, match="belongs to the collector 'c'"):

@@ -18,7 +18,7 @@ The file, little-endian, blocks and header aligned to 8 bytes:
 | 1 LANDED | `count` whole PUBLISH packets | each is a row of the segment |
 | 2 HELD | one whole PUBLISH packet (the session uses its DUP bit) | QoS 2: stored under its packet id, not yet a row |
 | 3 RELEASED | empty | the held message with this packet id is a row of the segment now |
-| 4 MOUNTED | empty | a collector opened the log here |
+| 4 | empty | older collectors wrote it; it says nothing |
 | 5 SESSION | empty | the broker began a new session here: earlier packet ids are void |
 | 6 RECENT | for each message u16 packet id, 8 bytes digest | the last QoS 1 messages before this log (`recent.py`) |
 
@@ -50,7 +50,7 @@ MAGIC = b"flashmqtt log 2\n"
 SUFFIX = ".log"
 TEMPORARY = ".tmp"
 
-LANDED, HELD, RELEASED, MOUNTED, SESSION, RECENT = 1, 2, 3, 4, 5, 6
+LANDED, HELD, RELEASED, SESSION, RECENT = 1, 2, 3, 5, 6
 
 HEADER_FRAME = struct.Struct("<16sII")
 BLOCK = struct.Struct("<IIQ")
@@ -319,14 +319,14 @@ class LandingLog:
         self.pending_bytes += ENTRY.size + len(body)
 
     def sync(self) -> None:
-        """Make all appended entries durable.
+        """Make all appended entries durable; and what an earlier collector wrote to this log, which it may not have synced.
 
         Raises:
             LandingStalled, DiskFull: the write failed. The entries are kept; call again.
         """
-        if not self._pending:
+        if not self._pending and not self._cut:
             return
-        block = self._block(self.header.salt, self.end, self._pending)
+        block = self._block(self.header.salt, self.end, self._pending) if self._pending else b""
         try:
             if self._cut:
                 os.ftruncate(self._handle, self.end)

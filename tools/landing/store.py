@@ -30,7 +30,6 @@ from tools.landing.lock import LANDING_LOCK, LandingInUse, take_lock
 from tools.landing.log import (
     HELD,
     LANDED,
-    MOUNTED,
     RECENT,
     RELEASED,
     SESSION,
@@ -174,8 +173,6 @@ class LandingStore:
             header = Header(self.collector, first_number, secrets.randbits(32), rows_before)
             self._log = LandingLog.create(self.directory, header, [])
         self.first_row_at = time.monotonic()
-        # This sync also covers blocks that the last collector wrote but did not sync: they count as stored from now on.
-        self._log.append(MOUNTED, 0, 0, self.time_us)
         self._log.sync()
         if damaged:  # close it: its segment gets the readable part
             self.rows = max(self.rows, 1)
