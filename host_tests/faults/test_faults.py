@@ -9,7 +9,7 @@ import pytest
 from tools.broker import Broker, find_mosquitto
 from tools.proof import packets as p
 from tools.proof.faults import power
-from tools.proof.faults.__main__ import Tally, run_suite
+from tools.proof.faults.__main__ import run_suite
 from tools.proof.faults.audit import audit
 from tools.proof.faults.cases import Case, Outcome, Wire, judge, places_of
 from tools.proof.faults.peer import Peer
@@ -17,6 +17,7 @@ from tools.proof.faults.runner import HEAP, run_cases
 from tools.proof.faults.suites import FULL, SHORT, find
 from tools.proof.program import holds
 from tools.proof.proxy import Cut, Proxy, Seen
+from tools.proof.tally import Tally
 
 WORKERS = 8
 needs_mosquitto = pytest.mark.skipif(find_mosquitto() is None, reason="no mosquitto")

@@ -22,7 +22,7 @@ from tools.proof.brokers import page
 from tools.proof.brokers.judge import Verdict
 from tools.proof.brokers.kinds import KINDS, Certificate, NotHere
 from tools.proof.brokers.runner import Case, all_cases, run_broker
-from tools.proof.faults.__main__ import Tally
+from tools.proof.tally import Tally
 
 PAGE = ROOT / "tools" / "proof" / "brokers" / "README.md"
 WORKERS = 4

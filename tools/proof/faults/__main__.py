@@ -14,58 +14,16 @@ import asyncio
 import os
 import sys
 import time
-from collections import Counter
-from pathlib import Path
 from typing import Any
-
-from tqdm import tqdm
 
 from tools.command import ended, named, number, parser_of, progress_bar
 from tools.proof import counts
 from tools.proof.faults.suites import FULL, HOSTILE, RUN, SHORT, Suite, find, power
+from tools.proof.tally import Tally
 
-FAILING = counts.BUILD / "faults-failing"
 WORKERS = 16
 KILLS = ((3, 50), (4, 100), (5, 50))
 KILLS_SHORT = ((4, 20),)
-
-
-class Tally:
-    """Counts verdicts, and prints those with problems; appends their details to `log`, a new file in `directory`.
-
-    With `shows` it prints the details of all.
-    """
-
-    def __init__(self, directory: Path = FAILING, shows: bool = False) -> None:
-        self._shows = shows
-        self.log = directory / f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{os.getpid()}.txt"
-        self.counts: Counter = Counter()
-        self.suites: dict[str, Counter] = {}
-        self.failing: list[str] = []
-        self.heaps: set[int] = set()
-
-    def add(self, verdict: Any, suite: str) -> None:
-        """Count one verdict."""
-        here = {"cases": 1, "violations": int(bool(verdict.problems)), **verdict.counts()}
-        for counter in (self.counts, self.suites.setdefault(suite, Counter())):
-            counter.update(here)
-        if verdict.heap:
-            self.heaps.add(verdict.heap)
-        if self._shows:
-            tqdm.write("\n  ".join([str(verdict.case), *verdict.details()]))
-        if verdict.problems:
-            self.failing.append(str(verdict.case))
-            tqdm.write(f"FAILED {verdict.case}\n       " + "\n       ".join(verdict.problems))
-            self.log.parent.mkdir(parents=True, exist_ok=True)
-            with self.log.open("a") as log:
-                now = f"{time.strftime('%H:%M:%SZ', time.gmtime())}, load average {os.getloadavg()[0]:.1f}"
-                print(verdict.case, now, *verdict.problems, *verdict.details(), sep="\n    ", file=log)
-
-    def status(self) -> int:
-        """Return the exit status; print where the details of failing cases are."""
-        if self.failing:
-            print(f"details of the failing cases: {self.log}")
-        return 1 if self.failing else 0
 
 
 async def run_suite(suite: Suite, tally: Tally, workers: int) -> None:
