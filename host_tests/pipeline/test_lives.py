@@ -526,6 +526,21 @@ def test_replayed_landing_repeats_no_row_even_in_quarantine(seed):
             assert counted(again, name) == counted(first, name)
 
 
+@pytest.mark.req("P3", "P5")
+def test_replay_holds_no_message_again_that_left_the_held_ones_for_quarantine(monkeypatch):
+    """It would displace a held message, which would go to quarantine although its life may begin later."""
+    monkeypatch.setattr(lives, "MOST_HELD", 3)
+    parts = [
+        joined(landed([payload(1, 1, first=1), *[payload(1, 1, value=value) for value in range(2, 9)]])),
+        joined(landed([payload(1, 1, value=value) for value in range(9, 12)])),
+    ]
+    once, state_once = work_parts(Landing(None), parts, (1, 2), reload=True)
+    for reload, numbers in itertools.product((True, False), ((1, 2, 1, 2), (1, 2, 2, 1))):
+        found, state = work_parts(Landing(None), [parts[n - 1] for n in numbers], numbers, reload)
+        assert Counter(map(repr, found["quarantine"])) == Counter(map(repr, once["quarantine"]))
+        assert state.held_table() == state_once.held_table()
+
+
 def test_oldest_held_messages_beyond_the_limit_go_to_quarantine(monkeypatch):
     monkeypatch.setattr(lives, "MOST_HELD", 2)
     rows = landed([payload(1, 1, first=1), *[payload(1, 1, value=value) for value in range(2, 6)]])

@@ -266,6 +266,24 @@ def test_copy_of_a_segment_under_another_name_adds_no_row(tmp_path, name, in_one
     assert (found.totals["plain_messages"], found.totals["plain_copies"], found.totals["replayed"]) == (3, 3, 1)
 
 
+@pytest.mark.req("P3")
+def test_replay_with_another_mapping_moves_no_message(tmp_path):
+    old, new = (
+        mapping.Mapping((mapping._rule(mapping._Lines("m", ""), 0, {"topic": "json/{device}", "value": path}),))
+        for path in ("$.a", "$.b")
+    )
+    tables = Tables(tmp_path, old)
+    for payload in (b'{"a": 3}', b'{"b": 4}', b'{"a": 5, "b": 6}'):
+        tables.landing.raw("json/k", payload)
+    tables.batch()
+    before = tables.rows("readings"), tables.rows("quarantine")
+    assert tuple(map(len, before)) == (2, 1)
+    tables.stream, tables.rules = "the checkpoint was lost", new
+    tables.run({"c": 1})
+    assert (tables.rows("readings"), tables.rows("quarantine")) == before
+    assert tables.judge().problems == ["1 in quarantine"]
+
+
 @pytest.mark.req("P4")
 def test_verdict_counts_devices_without_proof_of_delivery(tmp_path):
     tables = Tables(tmp_path)

@@ -33,7 +33,7 @@ FAR_BACK = 1000
 def process(state: State, rows: pa.Table, mapping: Mapping = NO_MAPPING) -> Iterator[tuple[str, pa.Table]]:
     """Add some rows of a segment, in landing order, to the state; yield (table name, rows to write)."""
     _note_progress(state, rows)
-    rows = _without_deleted(state, rows)
+    rows = _without_done(state, rows)
     if not rows.num_rows:
         return
     payload = whole(rows["payload"])
@@ -74,25 +74,27 @@ def _process_packs(state: State, rows: pa.Table) -> Iterator[tuple[str, pa.Table
         yield from _quarantine(state, rows, topic, payload, bad)
 
 
-def _without_deleted(state: State, rows: pa.Table) -> pa.Table:
-    """Return the rows without those that were read before and then deleted for their age, and without copies of such rows.
+def _without_done(state: State, rows: pa.Table) -> pa.Table:
+    """Return the rows without those that were read before and are in quarantine, or were deleted for their age.
 
-    Their originals do not exist any more. So they would be processed as reused identities, or as a new life.
+    A message in quarantine must not be held again: it would displace another one. The originals of deleted messages do not
+    exist any more, so these and their copies would be processed as reused identities, or as a new life.
     """
-    again = state.read_before(rows["collector"], rows["segment"], rows["row"])
-    if not again.any() or not state.kept_from_us:
+    again = np.flatnonzero(state.read_before(rows["collector"], rows["segment"], rows["row"]))
+    if not len(again):
         return rows
-    origin = rows.select([field.name for field in schemas.ORIGIN])
-    deleted = again & (origin["arrival"].cast(pa.int64()).to_numpy() < state.kept_from_us)
-    left = np.flatnonzero(again & ~deleted)
-    deleted[left] = state.has("duplicates", origin.take(pa.array(left)))
-    return rows.filter(pa.array(~deleted))
+    origin = rows.select([field.name for field in schemas.ORIGIN]).take(pa.array(again))
+    done = state.has("quarantine", origin)
+    if state.kept_from_us:
+        done |= origin["arrival"].cast(pa.int64()).to_numpy() < state.kept_from_us
+        done |= state.has("duplicates", origin)
+    return rows.take(pa.array(np.setdiff1d(np.arange(len(rows)), again[done])))
 
 
 def _quarantine(
     state: State, rows: pa.Table, topic: pa.DictionaryArray, payload: pa.Array, bad: list[tuple[int, str]]
 ) -> Iterator[tuple[str, pa.Table]]:
-    """Yield the rows for quarantine, except those that are there already because a log is read again."""
+    """Yield the rows for quarantine, except those whose readings are in the tables."""
     bad.sort()
     at = pa.array([row for row, _ in bad], pa.int64())
     reasons = pa.array([reason for _, reason in bad], pa.string())
@@ -100,11 +102,10 @@ def _quarantine(
     columns = [reasons, topic.dictionary.take(topic.indices.take(at)), payload.take(at), *origin]
     table = table_of(columns, schemas.QUARANTINE)
     again = state.read_before(prints.encoded(rows["collector"].take(at)), *(table[name] for name in ("segment", "row")))
-    if again.any():
-        table = table.filter(pa.array(~(again & state.has("quarantine", table))))
-    if table.num_rows:
-        state.wrote("quarantine", table)
-        yield "quarantine", table
+    if again.any():  # with another mapping: the message is in the tables
+        table = table.filter(pa.array(~(again & state.has("readings", table))))
+    state.wrote("quarantine", table)
+    yield "quarantine", table
 
 
 def _read(payload: pa.Array, topic: pa.DictionaryArray) -> tuple[senml.Packs, list[tuple[int, str]]]:
@@ -237,12 +238,8 @@ class _Batch:
     def _apply_placing(self, placed: placing.Placed) -> None:
         """Remove messages without a life, hold those that wait for one, and add held ones that have one now."""
         state = self.state
-        again = state.read_before(*(self.origin[name] for name in ("collector", "segment", "row")))
-        if placed.held and again.any():
-            again &= state.has("quarantine", pa.table(self.origin))
         for device, one in placed.held:
-            if not again[one.place]:
-                state.held.setdefault(device, []).append(one._replace(place=-1))
+            state.held.setdefault(device, []).append(one._replace(place=-1))
         # A released message is sorted directly after the message that released it.
         order = self.place.astype(np.float64)
         found: list[tuple[lives.Message, int, float]] = []
@@ -369,8 +366,9 @@ class _Batch:
             return
         rows = [(one.reason, one.topic, one.payload, *one.origin) for one in self.no_room]
         columns = zip(zip(*rows, strict=True), schemas.QUARANTINE, strict=True)
-        arrays = [pa.array(column, kind.type) for column, kind in columns]
-        yield "quarantine", table_of(arrays, schemas.QUARANTINE)
+        table = table_of([pa.array(column, kind.type) for column, kind in columns], schemas.QUARANTINE)
+        self.state.wrote("quarantine", table)
+        yield "quarantine", table
 
     def _highest(self, codes: np.ndarray) -> np.ndarray:
         """Return for each message the highest code of its group before this batch, 0 if there is none."""

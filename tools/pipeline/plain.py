@@ -180,8 +180,6 @@ class Plain:
         if again.any():
             where = np.flatnonzero(again)
             again[where] = state.has("readings", some.take(pa.array(where))) | marked[where] | retained[where]
-            left = where[~again[where]]
-            again[left] = state.has("quarantine", some.take(pa.array(left)))
         codes = np.select([again, marked, retained], [1, 2, 3])
         return [(None, REPLAYED, RESENT, RETAINED)[n] for n in codes.tolist()]
 
