@@ -185,6 +185,34 @@ def test_compaction_between_updates_neither_loses_nor_repeats_readings(local, la
     assert points["n"].tolist() == [1] * 30
 
 
+@pytest.mark.req("P9")
+@pytest.mark.parametrize("case", ["a held message", "numbers that began again"])
+@pytest.mark.parametrize("follows", [True, False])
+def test_new_readings_of_earlier_segments_are_drawn_after_a_compaction(local, landing, out, monkeypatch, case, follows):
+    if not follows:  # the file was not there
+        monkeypatch.setattr(compact.series, "follow", lambda *_: None)
+    for n, boot in enumerate((5, 6)):
+        publish(landing, START_S + n, 1.0, seq=itertools.count(100 * (n + 1)), boot=boot)
+    if case == "a held message":  # of an earlier life, which begins in the next batch
+        publish(landing, START_S + 2, 1.0, seq=itertools.count(150), boot=3)
+        more = {"seq": itertools.count(140), "boot": 1, "first": 140}
+    else:
+        publish(landing, START_S + 2, 1.0, seq=itertools.count(201), boot=6)
+        more = {"seq": itertools.count(202), "boot": 6}
+    taken(local, landing, out)
+    if case != "a held message":
+        (landing.directory / "c-000000001.parquet").unlink()
+        landing.number = landing.row = 0
+    publish(landing, START_S + 3, 1.0, **more)
+    landing.seal()
+    stream.once(local, str(landing.directory), str(out), 2)
+    compact.compact(local, str(out))
+    store = updated(out)
+    with store.opened() as connection:
+        assert connection.execute("SELECT value FROM told WHERE key='batch'").fetchone() == ("2",)
+    assert series.unpacked(packed_points(store))["n"].tolist() == [1] * 4
+
+
 @pytest.mark.parametrize("what", ["deleted", "deleted without its log", "damaged", "of another version"])
 def test_missing_or_unusable_series_file_is_created_again(local, landing, out, what):
     for n in range(10):

@@ -26,7 +26,7 @@ import pyarrow as pa
 from tools.command import ended, filled, named
 from tools.landing import segments
 
-from . import options, schemas, source, verdict
+from . import options, schemas, series, source, verdict
 from .commits import DELTA_LOG, Commit, Output, OutputError, batch_of, bucket_of, day_of
 from .delta import Delta
 from .files import rewrite
@@ -73,6 +73,7 @@ def compact(spark: SparkSession | None, out: str, keep_from: str | None = None) 
     delta = Delta(output)
     publish = delta.follow if delta.exist() else lambda: None
     publish()  # first: the log must have all rows before they move, and must not name files that are deleted
+    series.follow(output, commits[-1])
     merged = output.whole(commits)
     old, named = merged.files, merged.named
     gone = aged(old, keep_from)

@@ -1,7 +1,7 @@
 """The values for the page's plots: a limited number of points per device and reading, in an SQLite file in the output.
 
-The file is made from the table `readings`; an update adds the commits since the last update. You may delete the file at any
-time: the next report makes it again.
+The file is made from the table `readings`; an update adds the commits since the last update. A compaction updates the file
+first, because it merges new rows with old ones. You may delete the file at any time: the next report makes it again.
 
 A *point* represents one reading or several consecutive ones: (first, last) in milliseconds, their number, mean, lowest and
 highest value. A series is one reading of one device. It has two sets of points: `all`, at most POINTS over all time, and
@@ -27,7 +27,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from . import intervals
-from .commits import Commit, Output, batch_of, bucket_of
+from .commits import Commit, Output, bucket_of
 from .state import pack
 from .storage import StorageError
 from .ties import AHEAD_US, SET_SINCE_US, plausible
@@ -222,36 +222,26 @@ class Store:
         """Add the commits from the last update up to this one."""
         with self.opened() as connection, connection:
             connection.execute("BEGIN IMMEDIATE")
-            known = dict(connection.execute("SELECT key, value FROM told"))
-            at = int(known.get("batch", 0))
-            if at > commit.batch and at > (self.output.latest() or commit).batch:  # the tables were made again
-                at, known = 0, {}
+            known = connection.execute("SELECT value FROM told WHERE key='batch'").fetchone()
+            at = int(known[0]) if known else 0
+            commits = [one for one in self.output.commits() if one.batch <= commit.batch]
+            made_again = at > commit.batch and at > (self.output.latest() or commit).batch
+            if made_again or (commits and commits[0].whole and commits[0].batch > at):  # or new rows are among old ones
+                at = 0
                 connection.execute("DELETE FROM series")
                 connection.execute("DELETE FROM left_out")
             if at < commit.batch:
-                for rows in self._new_rows(at, known, commit):
+                for rows in self._rows([one for one in commits if one.batch > at]):
                     _add(connection, rows, now_us or time.time_ns() // 1000)
-                known = {"batch": str(commit.batch), "read": json.dumps(commit.read)}
-                connection.executemany("INSERT OR REPLACE INTO told VALUES (?,?)", known.items())
+                connection.execute("INSERT OR REPLACE INTO told VALUES ('batch',?)", (str(commit.batch),))
 
-    def _new_rows(self, at: int, known: dict[str, str], until: Commit) -> Iterator[pa.RecordBatch]:
-        """Yield the readings of the commits after `at`, up to `until`."""
-        commits = [one for one in self.output.commits() if one.batch <= until.batch]
-        merged = bool(at) and bool(commits) and commits[0].whole and commits[0].batch > at
-        files = [name for one in commits if one.batch > at for name in one.files.get("readings", [])]
-        where = None
-        if merged:  # a compaction merged new rows with old ones; the new ones are of later segments
-            read = json.loads(known["read"])
-            where = ~pc.is_in(pc.field("collector"), pa.array(list(read), pa.string()))
-            for collector, number in read.items():
-                where |= (pc.field("collector") == collector) & (pc.field("segment") > number)
-            files = [name for name in files if batch_of(name) > at]
-        columns = COLUMNS + (["collector", "segment"] if merged else [])
+    def _rows(self, commits: list[Commit]) -> Iterator[pa.RecordBatch]:
+        """Yield the readings of some commits."""
+        files = [name for one in commits for name in one.files.get("readings", [])]
         some: list[pa.Table] = []
         for name in sorted(files, key=lambda name: (bucket_of(name), name)):
-            for batch in self.output.storage.batches(name, columns, read_dictionary=["device", "name", "unit"]):
-                table = pa.Table.from_batches([batch])
-                some.append(table if where is None else table.filter(where))
+            for batch in self.output.storage.batches(name, COLUMNS, read_dictionary=["device", "name", "unit"]):
+                some.append(pa.Table.from_batches([batch]))
                 if sum(map(len, some)) >= ROWS_AT_ONCE:
                     yield from _whole(some)
                     some = []
@@ -284,6 +274,13 @@ class Store:
                 one = found.setdefault(key_of(device), {"device": device[:MOST_NAME], "series": []})
                 one["left_out"] = [names, undated]
         return found
+
+
+def follow(output: Output, commit: Commit) -> None:
+    """Update an output's file, if there is one, up to a commit that a compaction will merge with others."""
+    if output.storage.local and Path(output.storage.path(f"{FOLDER}/{NAME}")).exists():
+        with contextlib.suppress(StorageError):  # the next report makes the file again
+            Store(output).update(commit)
 
 
 def _whole(tables: list[pa.Table]) -> list[pa.RecordBatch]:
