@@ -546,15 +546,10 @@ def main(argv: list[str] | None = None) -> int:
     """Compute and print the verdict; return the exit status."""
     parser = options.parser("verdict", __doc__)
     add_options(parser)
-    parser.add_argument("--report", action="store_true", help="also write the HTML page")
     given = parser.parse_args(argv)
     output = Output.existing(given.out)
     found = judge(output, expectations(given), must_store=False)
     print_audit(found)
-    if given.report:
-        from . import report
-
-        print(f"  report: {report.write(output, found)}")
     return found.status
 
 
