@@ -1042,6 +1042,35 @@ def test_board_runs_on_after_ctrl_c_while_its_program_is_stopped(tmp_path, monke
 
 
 @pytest.mark.req("B3")
+def test_board_that_was_unplugged_while_its_own_program_was_stopped_runs_on_after_the_next_command(
+    tmp_path, monkeypatch
+):
+    own = {"/main.py": TICKS, "/app/pump.py": b"#\n", "/config.json": b"{}"}
+    words = ("backup", "--port")
+
+    def unplugged(*_):
+        raise Failure("unplugged")
+
+    with Device(tmp_path / "board") as device:
+        with Link(device.path) as link:
+            for path, content in own.items():
+                link.put(path, content)
+        for renamed in (["main.py"], ["main.py", "app"]):  # by `backup`; by a `deploy`, in part
+            with monkeypatch.context() as patch:
+                patch.setattr(Link, "reset", unplugged)
+                patch.setattr(deploy, "allow_start", unplugged)
+                assert run(*words, device.path, "--output", str(tmp_path / "kept"))[0] == 1
+            with Link(device.path) as link:
+                link.run(deploy._RENAME % renamed)
+                assert "main.py" not in link.literal("import os; print(os.listdir('/'))")
+            since = len(device.console)
+            assert run(*words, device.path, "--output", str(tmp_path / "kept"))[0] == 0
+            device.wait_for(b"tick 2", since=since)
+            with Link(device.path) as link:
+                assert {path: link.get(path) for path in own} == own
+
+
+@pytest.mark.req("B3")
 def test_question_answered_by_the_end_of_the_input_counts_as_no(monkeypatch):
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: True, readline=lambda: ""))
     assert deploy.ask("Remove it?", False) is False

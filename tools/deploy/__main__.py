@@ -36,6 +36,7 @@ DEPLOYING = "/deploying"
 OURS = ("/lib/flashmqtt", "/app", "/tls")
 SINGLE = ("/main.py", "/board.mpy", "/config.json", "/state.json")
 OF_APPLICATION = ("app", "tls", "config.json", "state.json")  # names that a program of the user's own may have, too
+RENAMED = ("main.py", "board.py", *OF_APPLICATION)  # if they are the user's: to NAME.before
 UNFINISHED = tuple(path + ".new" for path in SINGLE)  # incomplete copies
 MARK = '"""flashmqtt: '  # in the first line of our main.py
 CONTRACT = "boards/board.pyi"  # in the first line of our board.py
@@ -137,8 +138,15 @@ print(repr((r.sectors, r.sector_bytes, type(r).__name__)))
 
 
 def probe(link: Link) -> dict:
-    """Return the board's platform, version, free space and files."""
-    return retry_after_reset(link, lambda: link.literal(_PROBE, timeout_s=WATCHDOG_S))
+    """Return the board's platform, version, free space and files.
+
+    If a command was interrupted while it kept a program of the user's own from starting, the program gets its names back.
+    """
+    found = retry_after_reset(link, lambda: link.literal(_PROBE, timeout_s=WATCHDOG_S))
+    if "main.py.before" in found["files"] and not {"main.py", "board.mpy", "deploying"}.intersection(found["files"]):
+        retry_after_reset(link, lambda: link.run(_RENAME_BACK % (RENAMED,), WATCHDOG_S))
+        return probe(link)
+    return found
 
 
 def which_board(found: dict, board: str, path: str) -> str:
@@ -615,7 +623,7 @@ def wipe(arguments: argparse.Namespace) -> None:
                 link.create(DEPLOYING)
                 found["files"] = [DEPLOYING.lstrip("/")]  # until it is removed as the last file: the next wipe goes on
             link.run(_WIPE % roots, timeout_s=60)
-            link.run(_RENAME_BACK % ["main.py", "board.py", *OF_APPLICATION])
+            link.run(_RENAME_BACK % (RENAMED,))
             _, rom, rom_block = for_rom(link, {})
             if rom is not None:
                 write_rom(link, rom, rom_block)
