@@ -55,7 +55,7 @@ EXAMPLES = [
     ("/", "/", True),
     ("#", "/", True),
     ("a/+", "a/$SYS", True),
-    ("$share/group/sport/+", "sport/tennis", True),
+    ("$share/my-group.1/sport/+", "sport/tennis", True),
     ("$share/group/#", "$SYS/a", False),
     ("$share/group/$SYS/#", "$SYS/a", True),
     ("$share/group//a", "/a", True),

@@ -548,7 +548,7 @@ def test_closed_journal_writes_nothing_more():
         lambda: journal.hold(1, b"x", 1),
         lambda: journal.write_note(NOTE),
     ):
-        with pytest.raises(UsageError):
+        with pytest.raises(UsageError, match="closed"):
             call()
     journal.finish(1)
     assert bytes(region.cells) == before
@@ -752,6 +752,21 @@ def test_move_is_noticed_wherever_the_newest_sector_was(policy):
         for moved in (-4, -3, -2, -1, 1, 2, 3, 4):
             journal = Journal.format(refused_after_a_move(region, moved))
             assert journal.append(MESSAGE, 100) == 1
+
+
+@pytest.mark.req("S6")
+def test_move_is_noticed_although_no_two_neighbours_work():
+    class EverySecond(RamRegion):
+        def erase(self, sector):
+            if sector & 1:
+                raise FlashFailed("erase")
+            super().erase(sector)
+
+    region = EverySecond(16, 1024)
+    journal = Journal(region)
+    for _ in range(15):
+        journal.append(bytes(200), 200)
+    refused_after_a_move(region, 2)
 
 
 @pytest.mark.req("W8")
