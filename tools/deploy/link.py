@@ -90,11 +90,11 @@ class _Transport(SerialTransport):
         """Read until `ending` or the deadline."""
         if self.deadline is None:
             return super().read_until(min_num_bytes, ending, timeout, data_consumer, timeout_overall)
-        data = b""
+        data = bytearray()
         while not data.endswith(ending) and (left := self.deadline - time.monotonic()) > 0:
             if select.select([self.serial], [], [], left)[0]:
                 data += self.serial.read(1)
-        return data
+        return bytes(data)
 
 
 class Link:
