@@ -185,3 +185,14 @@ def test_failed_write_leaves_no_file(tmp_path):
     assert storage.list("a") == []
     assert list((tmp_path / "a").iterdir()) == []
     assert isinstance(StorageError("x"), Exception)
+
+
+def test_no_command_loads_pandas_and_arrow_still_converts_to_it():
+    program = (
+        "import sys, pyarrow as pa\n"
+        "from tools.landing import forget as _, seal\n"
+        "from tools.pipeline import compact, forget, report, run, sink, verdict\n"
+        "print('pandas' in sys.modules)\n"
+        "print(pa.table({'n': [1, None]}).to_pandas()['n'].tolist())\n"
+    )
+    assert subprocess.check_output([sys.executable, "-c", program], text=True) == "False\n[1.0, nan]\n"

@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+import tools.landing.arrow  # noqa: F401 - before the first conversion
 from tools.command import ended, named, parser_of
 from tools.landing.durable import replacing
 from tools.landing.segments import BUCKETS, SegmentError, bucket_of, file_name

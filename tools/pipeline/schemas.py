@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+import tools.landing.arrow  # noqa: F401 - before the first conversion
+
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
