@@ -5,11 +5,13 @@ On CPython the files in `both` are ordinary pytest files. For each case this plu
 (its start costs more than most cases), and each item reports its own outcome.
 
 `make test` runs on several processes (pytest-xdist). A file is one unit of work there, its twins another one, so that module
-fixtures are made once; where every case stands alone, each is a unit. Units that take long begin first.
+fixtures are made once; where every case stands alone, each is a unit. Units that take long begin first. Two of seven processes
+take what mostly waits, the others what computes: so the cores have work from the first minute to the last.
 """
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import signal
@@ -41,7 +43,6 @@ MOST_WORKERS = 8
 TWIN = "@micropython"
 # Each case alone takes seconds, and shares nothing with the others of its file.
 CASE_BY_CASE = (
-    "host_tests/both/test_client_refused.py",
     "host_tests/both/test_journal_powercut.py",
     "host_tests/run/",
 )
@@ -55,6 +56,24 @@ WITH_SPARK = (
     "host_tests/pipeline/test_engines_page.py::test_program_on_the_page_",
     "host_tests/pipeline/test_plain.py::test_full_check_",
     "host_tests/pipeline/test_sink.py::test_dates_equal_the_pipelines_",
+)
+# What waits for most of its time; the longest first.
+WAITING = (
+    "host_tests/faults/test_hostile.py",
+    "host_tests/both/test_client_refused.py",
+    "host_tests/both/test_client_receive.py",
+    "host_tests/both/test_aio_receive.py",
+    "host_tests/boards/test_application.py",
+    "host_tests/session/test_interrupts.py",
+    "host_tests/both/test_client_recovery.py",
+    "host_tests/both/test_app_worn.py",
+    "host_tests/both/test_app_outcomes.py",
+    "host_tests/client/test_mqtt_as.py",
+    "host_tests/docs/test_bootstrap.py",
+    "host_tests/both/test_client_log.py",
+    "host_tests/docs/test_security_page.py",
+    "host_tests/both/test_simple.py",
+    "host_tests/both/test_session_adopted.py",
 )
 # What takes longest begins first, or the others wait for it at the end. A unit of work takes the first that it begins with.
 LONG = (
@@ -70,7 +89,6 @@ LONG = (
     "host_tests/pipeline/test_page.py",
     "host_tests/brokers/",
     "host_tests/faults/",
-    "host_tests/both/test_client_refused.py",
     "host_tests/pipeline/test_dashboard.py",
     "host_tests/pipeline/test_session.py",
     "host_tests/docs/test_readme.py",
@@ -80,8 +98,6 @@ LONG = (
     "host_tests/pipeline/test_lives.py",
     "host_tests/both/test_journal_powercut.py",
     "host_tests/client/test_tls.py",
-    "host_tests/boards/test_application.py",
-    "host_tests/session/test_interrupts.py",
     "host_tests/journal/test_lives.py",
     "host_tests/pipeline/",
     "host_tests/deploy/",
@@ -203,18 +219,28 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = result
 
 
+@functools.cache
 def _turn(unit: str) -> int:
-    return next((turn for turn, begin in enumerate(LONG) if unit.startswith(begin)), len(LONG))
+    begins = WAITING + LONG
+    return next((turn for turn, begin in enumerate(begins) if unit.startswith(begin)), len(begins))
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log):
-    """Return who hands out the units, in the order in which they were collected."""
+    """Return who hands out the units, of each kind in the order in which they were collected."""
     from xdist.scheduler import LoadScopeScheduling
 
     class Units(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
             return unit_of(nodeid)
+
+        def _assign_work_unit(self, node) -> None:
+            takes_waiting = self.nodes.index(node) < len(self.nodes) * 2 // 7
+            for unit in self.workqueue:
+                if unit.startswith(WAITING) == takes_waiting:
+                    self.workqueue.move_to_end(unit, last=False)
+                    break
+            super()._assign_work_unit(node)
 
     config.option.loadscopereorder = False
     return Units(config, log)
