@@ -8,6 +8,7 @@ import pytest
 
 from tools.pipeline import compact, series, stream
 from tools.pipeline.commits import Output
+from tools.pipeline.storage import StorageError
 
 START_S = 1_790_000_000
 
@@ -236,6 +237,27 @@ def test_missing_or_unusable_series_file_is_created_again(local, landing, out, w
             connection.execute("PRAGMA user_version=99")
     store.update(store.output.latest())
     assert store.chunk(0, 1) == before
+
+
+@pytest.mark.req("P9")
+@pytest.mark.parametrize("part", ["page", "points"])
+def test_series_file_with_a_damaged_part_is_deleted_and_created_again(local, landing, out, part):
+    for n in range(100):
+        publish(landing, START_S + n, 1.0, name=f"n{n % 60}-{'x' * 300}")
+    store = taken(local, landing, out)
+    before = store.chunk(0, 1)
+    assert len(before["a"]["series"]) == 60
+    with store.opened() as connection:
+        if part == "points":
+            connection.execute("UPDATE series SET points=x'1234'")
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    if part == "page":
+        whole = bytearray(store.path.read_bytes())
+        whole[-8192:] = bytes(8192)
+        store.path.write_bytes(whole)
+    with pytest.raises(StorageError, match="run the command again"):
+        store.chunk(0, 1)
+    assert updated(out).chunk(0, 1) == before
 
 
 def test_huge_values_become_finite_points(local, landing, out):

@@ -183,7 +183,7 @@ class Store:
         """Yield the open file. Make it again if it is missing, damaged or of another version.
 
         Raises:
-            StorageError: the file can't be read or written.
+            StorageError: the file can't be read or written; or a part of it was damaged, and it was deleted.
         """
         try:
             with contextlib.closing(self._connect()) as connection:
@@ -191,6 +191,11 @@ class Store:
         except sqlite3.OperationalError as error:
             raise StorageError(
                 f"can't write {self.path}: {error}; free disk space, or change who may write to its folder"
+            ) from error
+        except (sqlite3.DatabaseError, zlib.error) as error:
+            self.delete()
+            raise StorageError(
+                f"{self.path}: {error}. It was deleted: run the command again, which makes it again"
             ) from error
 
     def _connect(self) -> sqlite3.Connection:
