@@ -135,6 +135,9 @@ def test_example_is_complete_and_valid(tmp_path):
         (GOOD + f'user = "{"ü" * 255}"\n[device]\nid = "{"x" * 26}"\n', ["broker.user", "device.id", "562 bytes; 560"]),
         (GOOD + f'[wifi]\nssid = "{"ü" * 17}"\n', ["wifi.ssid", "ü", "32 bytes"]),
         (GOOD + "port = 2020-01-01\n", ["broker.port", "2020", "of type int"]),
+        (GOOD + f'user = "{"x" * 300}"\n', ["broker.user", "xxx... (302 characters) is not allowed"]),
+        (GOOD + f"{'x' * 300} = 1\n", ["has no key", "xxx... (302 characters); known: "]),
+        (GOOD + f'[[sensors]]\nkind = "{"x" * 300}"\n', ["entry 1", "xxx... (302 characters) is not allowed"]),
         (GOOD + 'level = 3\n[device]\nid = "a-name-of-more-than-23-characters"\n', ["device.id", "23"]),
     ],
 )

@@ -65,6 +65,7 @@ SENSOR_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9\-:./_]{0,63}")  # RFC 8428, 4.5
 NAME_RULE = "a text of at most 64 letters (A to Z), digits and - : . / _ that begins with a letter or digit"
 NONCHARACTERS = "".join(chr(plane << 16 | low) for plane in range(17) for low in (0xFFFE, 0xFFFF))
 REFUSED = re.compile(f"[\x00-\x1f\x7f-\x9f\ufdd0-\ufdef{NONCHARACTERS}]")
+QUOTED = 100  # characters of a wrong value that an error shows
 COUNTRY = re.compile(r"([A-Za-z]{2})?")
 LINE = re.compile(r"\(at line (\d+),")
 # How an error of tomllib begins -> what to do.
@@ -108,8 +109,13 @@ def _keys(table: str) -> list[str]:
     return [*TABLES[table], *(TLS_KEYS if table == "broker" else ())]
 
 
+def _quoted(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= QUOTED else f"{text[:QUOTED]}... ({len(text):,} characters)"
+
+
 def _refused(key: str, value: object, rule: str) -> ConfigurationError:
-    return ConfigurationError(f"{key}: {value!r} is not allowed; it has to be {rule}")
+    return ConfigurationError(f"{key}: {_quoted(value)} is not allowed; it has to be {rule}")
 
 
 def _complaint(value: object, rule: Sequence) -> str:
@@ -130,7 +136,7 @@ def board_key(table: str, key: str) -> tuple[str, float]:
 def _one(table: str, key: str, value: Any, secrets_allowed: bool) -> tuple[str, object]:
     """Return the board's key and value for one key of a file."""
     if key not in TABLES[table]:
-        raise ConfigurationError(f"[{table}] has no key {key!r}{_near(key, _keys(table))}")
+        raise ConfigurationError(f"[{table}] has no key {_quoted(key)}{_near(key, _keys(table))}")
     name, factor = board_key(table, key)
     rule = KEYS[name]
     if factor == 1:
@@ -221,7 +227,7 @@ def _check_sensors(entries: list) -> None:
         if kind is None:
             raise ConfigurationError(f"{where}: the key 'kind' is missing; known kinds: {', '.join(kinds)}")
         if kind not in kinds:
-            raise ConfigurationError(f"{where}: the kind {kind!r} is not allowed{_near(str(kind), kinds)}")
+            raise ConfigurationError(f"{where}: the kind {_quoted(kind)} is not allowed{_near(str(kind), kinds)}")
         values, required, others = KINDS.get(kind, ((), (), ()))
         known = [*SENSOR_KEYS, *required, *others]
         for key, value in entry.items():
