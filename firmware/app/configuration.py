@@ -56,8 +56,8 @@ def load(path):
             given = load_json(file)
     except OSError:
         raise ConfigurationError("no configuration: the file " + path + " is not there")
-    except ValueError:
-        raise ConfigurationError(path + " is not JSON")
+    except (MemoryError, ValueError):
+        raise ConfigurationError(path + " is not JSON, or too long")
     if not isinstance(given, dict):
         raise ConfigurationError(path + " holds no JSON object")
     return check(given)

@@ -385,7 +385,11 @@ READ_ONLY = b"import rp2, vfs\nvfs.umount('/')\nvfs.mount(vfs.VfsLfs2(rp2.Flash(
 
 @pytest.mark.parametrize(
     ("path", "content", "words"),
-    [("/boot.py", READ_ONLY, "file system is read-only"), ("/lib", b"", "/lib/.* a part of this path is a file")],
+    [
+        ("/boot.py", READ_ONLY, "file system is read-only"),
+        ("/lib", b"", "/lib/.* a part of this path is a file"),
+        ("/deploying/file", b"", "/deploying can't be written: the board has a folder with this name"),
+    ],
 )
 @pytest.mark.req("B3")
 def test_board_that_can_not_be_written_to_is_named(tmp_path, path, content, words):
@@ -530,17 +534,25 @@ def test_wrong_wifi_password_is_named_at_the_end_of_a_deployment(tmp_path):
         pytest.fail(printed + complaints)
 
 
+@pytest.mark.parametrize(
+    ("configured", "words"),
+    [
+        (b'{"broker": "b", "port": 0}', b"configuration: port: 0 is not allowed"),
+        (b'"' + b"a" * 300_000 + b'"', b"configuration: config.json is not JSON, or too long"),
+    ],
+    ids=["a value", "a file too long for the heap"],
+)
 @pytest.mark.req("B3", "B4")
-def test_invalid_configuration_on_the_board_is_named_on_its_console(tmp_path):
+def test_invalid_configuration_on_the_board_is_named_on_its_console(tmp_path, configured, words):
     with Device(tmp_path / "board") as device:
         with Link(device.path) as link:
             for path, content in build.image("pico_w", "x64").items():
                 if path.startswith(("/app/__init__", "/app/configuration", "/main", "/board")) or "errors" in path:
                     link.put(path, content)
-            link.put("/config.json", b'{"broker": "b", "port": 0}')
+            link.put("/config.json", configured)
         since = len(device.console)
         device.power_cut()
-        device.wait_for(b"configuration: port: 0 is not allowed", since=since)
+        device.wait_for(words, since=since)
         device.wait_for(b">>> ", since=since)
 
 
@@ -813,6 +825,9 @@ def test_unusable_port_is_named_with_what_to_do(tmp_path, monkeypatch):
     assert ports.find() == "/dev/ttyACM0"
 
     assert "/dev/null is not a serial port" in str(ports.why_closed("/dev/null"))
+    started = time.monotonic()
+    assert "/dev/null is not a serial port" in run("monitor", "--port", "/dev/null")[2]
+    assert time.monotonic() - started < 10
 
     def refuse(*arguments):
         raise PermissionError(13, "Permission denied")

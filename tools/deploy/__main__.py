@@ -45,6 +45,7 @@ DELIVERY_S = 90
 # How the lines begin that say why nothing is delivered.
 REASONS = ("configuration:", "deployment:", "journal:", "network:", "broker:", "refused ")
 WATCHDOG_S = 10.0  # timeout while a watchdog may reset the board; a Pico W's watchdog has at most 8 s
+OPEN_S = 2.0  # after a board is plugged in, its port may belong to root, or be in use by ModemManager, for a moment
 SPARE_BYTES = 16384
 LAST_LINES = 20  # of the board's output, shown if nothing was delivered
 SECTOR_BYTES = 4096
@@ -565,7 +566,7 @@ def monitor(arguments: argparse.Namespace) -> None:
         print(f"monitor: {path} has disappeared: the board sleeps or was unplugged; waiting for it", file=sys.stderr)
 
     try:
-        link.reopen()
+        link.reopen(OPEN_S)
         with contextlib.suppress(Failure):  # the time is up while the port is away
             for line in link.lines(arguments.timeout, away):
                 print(line if arguments.plain else explained(line), flush=True)

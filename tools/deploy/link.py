@@ -31,6 +31,8 @@ ATTEMPTS = 4  # to enter the raw REPL, in REPL_S together
 READ_FILE_S = 300.0  # for one file: 2.5 MB at 115,200 baud
 REASONS = {
     errno.ENOTDIR: "%s can't be written: a part of this path is a file on the board. Remove that (.venv/bin/mpremote rm).",
+    errno.EISDIR: "%s can't be written: the board has a folder with this name, or with .new behind it. Remove that "
+    "(.venv/bin/mpremote rm -r).",
     errno.ENOSPC: "The board's file system is full: %s does not fit. Remove files, or make the journal smaller.",
     errno.EROFS: "%s can't be written: the board's file system is read-only. Does its boot.py mount it so?",
 }
@@ -122,7 +124,8 @@ class Link:
             self.close()
             raise Failure(
                 f"{self.path} does not answer with MicroPython's REPL. Is MicroPython on the board, and does its program let "
-                "Ctrl-C interrupt it? Unplug it, plug it in, and try again."
+                "Ctrl-C interrupt it? Unplug it, plug it in, and try again; if that does not help, erase its flash and install "
+                "MicroPython again (boards/*/README.md)."
             ) from error
         return self
 
