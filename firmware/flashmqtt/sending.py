@@ -52,7 +52,7 @@ class Sending:
         self._link = client.link
         self._connects = client.link.connects
         self._message = (topic, payload, retain, properties)
-        self._at = -1  # how many bytes of the payload were put, -1: nor the head
+        self._at = -1  # how many bytes of the payload were put, -1: not even the head
         self.moved = True  # the last step put something
 
     def step(self, now_ms: int) -> bool:

@@ -1,6 +1,6 @@
 # ruff: noqa: F821
 # mypy: ignore-errors
-"""The loops of `quick` as machine code (viper); only MicroPython imports this module. Viper checks no bounds: see there."""
+"""The loops of `quick` as machine code (viper); only MicroPython imports this module. Viper checks no bounds: see `quick`."""
 
 import micropython
 

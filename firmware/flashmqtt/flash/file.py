@@ -74,7 +74,7 @@ class FileRegion(Region):
         try:
             self._file = open(self.path, "r+b")
         except OSError as error:
-            if error.args[0] != _NO_FILE:  # "wb" would empty a file that only can't be opened now
+            if error.args[0] != _NO_FILE:  # "wb" would empty a file that is there but can't be opened now
                 raise
             open(self.path, "wb").close()
             self._file = open(self.path, "r+b")

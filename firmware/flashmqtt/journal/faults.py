@@ -1,4 +1,4 @@
-"""What a correct program on sound flash never needs: the errors of wrong calls, and how damage is passed.
+"""What a correct program on sound flash never needs: the errors of wrong calls, and reading on after damaged bytes.
 
 FORMAT.md, "Damage". This module is loaded when such a thing happens.
 """
@@ -97,6 +97,6 @@ def is_unreadable(journal: "Any", at: int) -> bool:
         except FlashFailed:
             if failed == 3:
                 break
-    # No header and no record, but like a damaged one with a key: nobody knows whether a held message was there.
+    # These bytes count as a damaged record with a key, because a held message may have been there.
     raw_fill(page, _PAGE, 0xC0, 0)
     return failed > 0

@@ -46,7 +46,7 @@ def has_room(journal: "Any", length: int, need: int, leave: bool) -> bool:
     in_head = 0
     if not journal._spoiled and journal._free >= need:
         in_head = (journal._sector_bytes - journal._end) // _PAGE
-        # At the end of a page, also of the last one, there is no rest of it.
+        # `- 1`: at the end of a page, also of the last one, nothing of the page is left.
         if pieces == 1 and (journal._end - 1 & 255) + _RECORD + length < _PAGE:
             in_head += 1
     if pieces <= in_head:

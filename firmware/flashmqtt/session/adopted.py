@@ -5,7 +5,7 @@ subscriptions, queued messages and packet ids. The broker may still hold a packe
 a new message with that id for a duplicate. So the first QoS 2 message with each id is preceded by a PUBREL for that id. The
 broker then passes the old message on, or finds none, and answers with PUBCOMP. After PUBCOMP the new message is sent. If the
 broker closes the connection on the PUBREL, or does not answer it, on `refuse_after` connections in a row, the message is sent
-without.
+without a PUBREL before it.
 """
 
 from flashmqtt.compat import TYPE_CHECKING, const, ticks_diff

@@ -9,7 +9,7 @@ Sender:    PUBLISH -> [AWAIT_PUBACK] -> PUBACK                                  
 Receiver:  PUBLISH -> hold, PUBREC -> [HELD] -> PUBREL -> hand over, discard, PUBCOMP         QoS 2
 
 The two roles' packet ids are independent. The sender's states are kept for one connection; that PUBREC was seen is a mark in the
-store. The receiver's state is the store's: HELD is what is held.
+store. The receiver's state is in the store: HELD if it is held.
 """
 
 from flashmqtt.compat import const

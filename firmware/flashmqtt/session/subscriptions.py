@@ -1,8 +1,8 @@
 """Subscriptions of a session (3.1.1 and 5, sections 3.8 to 3.11).
 
-One SUBSCRIBE or UNSUBSCRIBE is in flight at a time, with all filters that are (not) wanted at that moment. If the
-broker loses the session, the client subscribes again. A refused subscription is asked for again with every new connection, and
-after 10 s, 20 s and so on up to an hour: the broker may be busy, or a right be granted later. Some brokers close the connection
+One SUBSCRIBE or UNSUBSCRIBE is in flight at a time, with all filters to add or to remove at that moment. If the broker
+loses the session, the client subscribes again. A refused subscription is asked for again with every new connection, and
+after 10 s, 20 s and so on up to an hour: the broker may be busy, or may grant the right later. Some brokers close the connection
 instead. So an unanswered filter is asked for alone, and after three such connections only at these times. This module calls no
 handler.
 """

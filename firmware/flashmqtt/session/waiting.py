@@ -1,9 +1,9 @@
 """Messages that can't be handed over now: no handler claims them yet, or their handler is busy (3.1.1 and 5, section 4.6).
 
 Loaded with the first such message. A QoS 0 or 1 message waits as a copy in RAM, within limits. A QoS 2 message is in the store;
-only its place in the order is kept here. No message is acknowledged before it was taken. Other messages pass, but two orders are
-kept. Messages for the same handler are handed over in the order of arrival. PUBACKs are sent in the order of their PUBLISH
-packets [MQTT-4.6.0-2]; so the PUBACK of a message that is done may have to wait for an earlier message.
+only its place in the order is kept here. No message is acknowledged before it was taken. Later messages may pass it, but two
+orders are kept. Messages for the same handler are handed over in the order of arrival. PUBACKs are sent in the order of their
+PUBLISH packets [MQTT-4.6.0-2]; so the PUBACK of a message that is done may have to wait for an earlier message.
 
 If there is no room, a QoS 0 message is dropped and counted. A QoS 1 message is left unacknowledged, and so are later ones that
 would have to wait behind it; once there is room the client reconnects, and the broker sends them again.
