@@ -41,8 +41,8 @@ backup: setup ## Copy all files and the journal of the board into backups/ (PORT
 wipe: setup ## Remove flashmqtt's files from the board, after asking (PORT=auto; YES=1: don't ask; JOURNAL=1: also the stored messages)
 	@$(PY) -m tools.deploy wipe $(if $(PORT),--port "$$PORT") $(if $(YES),--yes) $(if $(JOURNAL),--journal)
 
-dump: setup ## Show the contents of a journal: of the board (PORT=auto; FROM= is the same), of an image or a backup (IMAGE=flash.bin); ALL=1: also finished messages
-	@$(if $(FROM),$(if $(filter-out auto,$(PORT)),$(error dump: give FROM=$(FROM) or PORT=$(PORT), not both)))$(PY) -m tools.journal dump $(if $(IMAGE),"$$IMAGE") $(if $(FROM)$(PORT),--board $(if $(FROM),"$$FROM","$$PORT")) $(if $(ALL),--all)
+dump: setup ## Show the contents of a journal: of the board (PORT=auto), of an image or a backup (IMAGE=flash.bin); ALL=1: also finished messages
+	@$(PY) -m tools.journal dump $(if $(IMAGE),"$$IMAGE") $(if $(PORT),--board "$$PORT") $(if $(ALL),--all)
 
 virtual-board: setup ## Start a virtual Pico W on a serial port, for mpremote and deploy (WIFI=network:password that its radio finds; BOARD=esp32, pico2_w ...; DIR=build/board: its flash, for each board another folder)
 	@$(PY) -m tools.virtual_board.device $(if $(DIR),--directory "$$DIR") $(if $(filter-out auto,$(BOARD)),--board "$$BOARD") $(if $(WIFI),--wifi "$$WIFI")

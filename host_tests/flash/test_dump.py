@@ -124,12 +124,6 @@ def test_dump_of_a_path_without_a_journal_says_what_to_do(tmp_path: Path) -> Non
     assert ran.returncode and "IMAGE=" in ran.stderr and "PORT=" in ran.stderr and "not both" in ran.stderr
 
 
-def test_make_dump_refuses_two_ports_by_name() -> None:
-    make = ["make", "--no-print-directory", "-n", "-o", "setup", "dump", "FROM=/dev/a", "PORT=/dev/b"]
-    ran = subprocess.run(make, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
-    assert (ran.returncode, ran.stdout) == (2, "") and "give FROM=/dev/a or PORT=/dev/b, not both" in ran.stderr
-
-
 @pytest.mark.req("S3")
 def test_dump_says_that_a_waiting_message_may_be_delivered(tmp_path: Path) -> None:
     flash, journal = _journal()
