@@ -10,7 +10,6 @@ import socket
 
 from .compat import TYPE_CHECKING, const, ticks_add, ticks_diff
 from .connection import (
-    CLOSED,
     CLOSING,
     CONNECTED,
     DELIVERED,
@@ -470,13 +469,14 @@ class Link:
         self.drained = False
         self.events = 0
         self.shaking = None
-        socks = self.sock, self.polled  # with TLS these are two
-        self.sock = self.polled = None
-        for sock in socks:
-            try:
-                if sock:
-                    sock.close()
-            except OSError:
-                pass
-        if self.connection.state != CLOSED:
-            self.connection.close()
+        try:
+            self.connection.close()  # first, for Ctrl-C
+        finally:
+            socks = self.sock, self.polled  # 2 with TLS
+            self.sock = self.polled = None
+            for sock in socks:
+                try:
+                    if sock:
+                        sock.close()
+                except OSError:
+                    pass

@@ -12,11 +12,12 @@ import pytest
 
 from flashmqtt.client import Client
 from flashmqtt.deferred import Deferred
-from flashmqtt.errors import DeadlineExpired, StoreWorn, UsageError
+from flashmqtt.errors import ConnectionLost, DeadlineExpired, StoreWorn, UsageError
 from flashmqtt.flash.ram import RamRegion
 from flashmqtt.journal.held import Held
 from flashmqtt.journal.journal import Journal
 from flashmqtt.journal.pieces import Pieces
+from flashmqtt.link import Link
 from flashmqtt.session import inbound
 from flashmqtt.session.inbound import Inbound
 from flashmqtt.session.ram import RamStore
@@ -398,3 +399,20 @@ def test_message_in_pieces_after_an_interrupted_one_is_not_mistaken_for_it():
             seq = journal.append(b"the next" * 60, 480)
             assert message(journal, seq) == message(Journal(region), seq) == b"the next" * 60
         intact(Journal(region))
+
+
+@pytest.mark.req("R4", "B4")
+@pytest.mark.parametrize("at", jumps(Link._close))
+def test_client_whose_connection_ended_can_disconnect_and_connect_although_the_closing_was_interrupted(at):
+    for publishes in (False, True):
+        broker, mqtt = connected()
+        assert interrupted(Link._close, at, mqtt.link.fail, ConnectionLost("cut"), 0)
+        if publishes:
+            mqtt.publish("a", b"x")
+            mqtt.publish("a", b"x" * 5000)
+        else:
+            mqtt.disconnect()
+        mqtt.connect()
+        assert broker.connects == 2
+        mqtt.disconnect()
+        broker.close()
