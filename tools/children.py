@@ -61,8 +61,13 @@ def kill(process: subprocess.Popen[bytes] | asyncio.subprocess.Process, how: sig
         os.killpg(process.pid, how)
 
 
-def _in_worker() -> None:
-    """Accept the signal that ends workers. Ctrl-C stays blocked: a terminal sends it to all, and the parent handles it."""
+def _in_worker(bind: Callable[[], None]) -> None:
+    """Accept SIGTERM in a session of its own: if `timeout` ended an idle worker with the rest, the end of the pool would hang.
+
+    Ctrl-C stays blocked: one that came before is the parent's.
+    """
+    bind()
+    os.setsid()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
 
@@ -72,7 +77,7 @@ def pool(workers: int | None = None) -> Iterator[Pool]:
     """Yield a pool of forked processes, which share this process's data; by default as many as there are processors."""
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, _HELD_BACK)  # an interrupted start of a pool would hang
     try:
-        started = multiprocessing.get_context("fork").Pool(workers, _in_worker)
+        started = multiprocessing.get_context("fork").Pool(workers, _in_worker, (bound_to_this_process(),))
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     try:

@@ -167,3 +167,27 @@ def test_ctrl_c_while_pytest_collects_ends_in_one_line_even_where_pytest_cannot_
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     ran = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert (ran.returncode, ran.stdout, ran.stderr) == (130, "", "\nstopped\n")
+
+
+POOL = """
+import signal
+from tools.children import pool
+from tools.command import ended
+
+def main():
+    with pool(2) as workers:
+        print(workers.map(abs, [-1, -2]), flush=True)
+        signal.pause()
+
+raise SystemExit(ended(main))
+"""
+
+
+def test_sigterm_to_all_processes_ends_a_pool():
+    with subprocess.Popen([sys.executable, "-c", POOL], stdout=subprocess.PIPE, text=True, process_group=0) as process:
+        assert process.stdout.readline() == "[1, 2]\n"
+        os.killpg(process.pid, signal.SIGTERM)
+        try:
+            assert process.wait(20) == 130
+        finally:
+            process.kill()
