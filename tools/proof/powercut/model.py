@@ -15,6 +15,7 @@ from flashmqtt.journal.journal import Journal
 REFUSE, DROP_OLDEST, DROP_NEWEST = 0, 1, 2
 WINDOW = 32
 BODY_MAX = 232  # of one record
+MOST = 20000  # no script and no life stores more messages
 BAD = b"\x02"  # in the journal's `_use`
 NO_NOTE = b"\xff" * 12
 DAMAGED = -2  # the length of a message that was being stored: see `Model.settle`
@@ -52,8 +53,11 @@ def body_of(seq, length, generation=0):
 
 
 def mount(region, policy=REFUSE):
-    """Mount a journal."""
-    return Journal(region, policy)
+    """Mount a journal; raise Lost if it claims a number of messages that would take hours to read."""
+    journal = Journal(region, policy)
+    if journal.next_seq - journal.low > MOST:
+        raise Lost("low is %d, next is %d" % (journal.low, journal.next_seq))
+    return journal
 
 
 def longest(region):
