@@ -1022,7 +1022,7 @@ def test_board_starts_its_program_after_a_backup_that_was_ended(tmp_path, how):
     with Device(tmp_path / "board") as device:
         with Link(device.path) as link:
             link.put("/main.py", RUNNING)
-            link.put("/large", bytes(range(256)) * 250)
+            link.put("/read_when_ended", bytes(range(256)) * 250)
         words = ("backup", "--port", device.path, "--output", str(tmp_path / "kept"))
         process = subprocess.Popen([sys.executable, "-m", "tools.deploy", *words], cwd=ROOT)
         while not list((tmp_path / "kept").glob("*/*")):

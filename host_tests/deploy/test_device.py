@@ -7,6 +7,7 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -70,6 +71,24 @@ def test_port_works_on_after_a_power_cut_that_closed_a_watched_pty(tmp_path, mon
         monkeypatch.setattr(select, "select", just_closed)
         until(lambda: closed)
         assert mpremote(device, "exec", "print(6 * 7)", timeout_s=20).strip() == "42"
+
+
+@pytest.mark.req("B3")
+def test_power_cut_works_although_somebody_has_read_only_a_part_of_the_output(tmp_path):
+    with Device(tmp_path) as device:
+        put_main(device, tmp_path, "while True:\n    print('x' * 997)\n")
+        device.power_cut()
+        until(lambda: len(device.console) > 20_000, lambda: len(device.console))
+        port = os.open(device.path, os.O_RDWR | os.O_NOCTTY)
+        os.read(port, 300)
+        time.sleep(0.3)  # the board writes into the room for 300 bytes
+        cut = threading.Thread(target=device.power_cut, daemon=True)
+        cut.start()
+        cut.join(PATIENCE_S / 3)
+        waits = cut.is_alive()
+        os.read(port, 100_000)
+        os.close(port)
+        assert not waits
 
 
 @pytest.mark.req("B3")

@@ -43,6 +43,7 @@ BANNER = b"\nMicroPython "  # of the REPL that follows an error of `power_on.py`
 READY_S = 60.0
 TICK_S = 0.05
 LOOK_S = 0.01  # between two looks at the watchdog and for a late Ctrl-C, however often the board prints
+UNREAD_S = 1.0  # how long output waits for a reader
 
 
 class Device:
@@ -90,6 +91,7 @@ class Device:
         self._wires = directory / "wires.bin"
         self._late = directory / "late.bin"  # not empty: a Ctrl-C arrived during a flash operation
         self._outer, slave = os.openpty()
+        os.set_blocking(self._outer, False)
         self._slave = slave  # kept open, so that the pty survives when a user closes the port
         _make_raw(slave)
         self.path = os.ttyname(slave)
@@ -99,6 +101,7 @@ class Device:
         self._hidden: bytes | None = None  # output that the user does not see, until the raw REPL's banner
         self._start_output: bytes | None = None  # output before READY; None: the board is ready
         self._early = b""  # input before READY
+        self._is_read = True  # somebody reads the output
         self._lock = threading.RLock()
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
@@ -293,11 +296,17 @@ class Device:
 
     def _to_user(self, data: bytes) -> None:
         self.console += data
+        deadline = time.monotonic() + (UNREAD_S if self._is_read else 0.0)
         while data:
-            _, writable, _ = select.select([], [self._outer], [], 1.0)
-            if not writable:
-                return  # nobody reads: a board's USB port drops the output, too
-            data = data[os.write(self._outer, data) :]
+            try:  # (`select` would call a port with room for a part writable)
+                data = data[os.write(self._outer, data) :]
+                self._is_read = True
+                deadline = time.monotonic() + UNREAD_S
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    self._is_read = False  # a board's USB port drops the output, too
+                    return
+                time.sleep(0.005)
 
     def _ended(self) -> None:
         assert self._process is not None
