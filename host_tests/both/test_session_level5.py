@@ -249,8 +249,8 @@ def test_bytearray_topic_gets_a_topic_alias():
 
 @pytest.mark.req("W12")
 def test_topic_aliases_of_the_server_are_resolved():
-    broker = connected(alias_maximum=5)
-    alias = b"\x23\x00\x02"
+    broker = connected(alias_maximum=258)
+    alias = b"\x23\x01\x02"
     broker.give(publish(b"long/topic", b"1", properties=alias))
     broker.give(publish(b"", b"2", properties=alias), publish(b"other", b"3"))
     broker.give(publish(b"", b"4", 2, 9, properties=alias))
@@ -262,7 +262,7 @@ def test_topic_aliases_of_the_server_are_resolved():
         ("long/topic", b"4"),
     ]
     with pytest.raises(MalformedPacket) as wrong:
-        broker.give(publish(b"a", b"x", properties=b"\x23\x00\x06"))
+        broker.give(publish(b"a", b"x", properties=b"\x23\x01\x03"))
     assert wrong.value.reason == 0x94
 
 
