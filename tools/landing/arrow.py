@@ -10,7 +10,7 @@ from importlib.abc import MetaPathFinder
 import pyarrow as pa
 
 
-class _WithoutPandas(MetaPathFinder):
+class _WithoutPandas(MetaPathFinder):  # (pyarrow would take None in `sys.modules` for pandas)
     def find_spec(self, name: str, path: object, target: object = None) -> None:
         if name == "pandas":
             raise ImportError("pyarrow does not need it here")
