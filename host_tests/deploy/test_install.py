@@ -3,12 +3,15 @@
 import json
 import subprocess
 import sys
+from contextlib import chdir
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from tools.deploy import package
 from tools.deploy.build import HOST_ONLY
+from tools.deploy.image import texts
 from tools.virtual_board.device import Device
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -50,7 +53,7 @@ def test_mip_installs_the_library_and_a_first_program_runs(tmp_path):
         assert ran.stdout.split() == ["handle", "True", "1"], ran.stdout + ran.stderr
 
 
-def evaluate(manifest: Path, frozen: dict, port: dict) -> None:
+def evaluate(manifest: Path, frozen: dict, port: dict, **given) -> None:
     """Evaluate a manifest.py as MicroPython's manifest tool does, for the functions that our manifests use."""
 
     def where(path: str) -> Path | None:
@@ -67,26 +70,19 @@ def evaluate(manifest: Path, frozen: dict, port: dict) -> None:
         if base is None:
             port.setdefault(path, []).extend(script if script else ["*"])
         else:
-            add(base, sorted(base.glob("*.py")))
+            add(base, sorted(base.rglob("*.py")))
 
     def include(path, **more):
         if where(path) is None:
             port.setdefault(path, [])
         else:
-            evaluate(where(path), frozen, port)
+            evaluate(where(path), frozen, port, **more)
 
-    def bundled(name, files=None, base_path=".", opt=None):
-        base = where(base_path)
-        add(base, sorted((base / name).rglob("*.py")))
-
-    def module(name, base_path=".", opt=None):
-        base = where(base_path)
-        assert (base / name).is_file()
-        add(base, [base / name])
-
-    known = {"freeze": freeze, "include": include, "package": bundled, "module": module}
+    options = SimpleNamespace(defaults=lambda **names: vars(options).update(names | given))
+    known = {"freeze": freeze, "include": include, "options": options}
     known |= {"require": lambda name, **more: port.setdefault(f"require {name}", []), "metadata": lambda **more: None}
-    exec(compile(manifest.read_text(), str(manifest), "exec"), known)
+    with chdir(manifest.parent):
+        exec(compile(manifest.read_text(), str(manifest), "exec"), known)
 
 
 @pytest.mark.parametrize("board", list(DEFINITIONS))
@@ -96,10 +92,31 @@ def test_manifest_freezes_library_application_and_board_once(board):
     port: dict = {}
     evaluate(DEFINITIONS[board] / "manifest.py", frozen, port)
     assert {"flashmqtt/client.py", "flashmqtt/journal/journal.py", "app/application.py", "board.py"} <= set(frozen)
-    assert frozen["board.py"] == ROOT / "boards" / board / "board.py"
+    name = {"rp2": "pico_w", "esp32": "esp32"}[board]
+    assert frozen["board.py"].read_text() == texts(name, True, True)["board.py"]
     if board == "rp2":
         assert {"_boot.py", "journal_space.py"} <= set(frozen)
         assert port["$(PORT_DIR)/modules"] == ["rp2.py"]  # not its _boot.py
+
+
+_MANIFEST = """
+import pathlib
+class options:
+    application = ""
+    defaults = staticmethod(lambda **names: None)
+metadata = lambda **names: None
+def freeze(path, opt):
+    for name in sorted(pathlib.Path(path).rglob("*.py")):
+        print(name.relative_to(path))
+exec(open("manifest.py").read())
+"""
+
+
+@pytest.mark.req("B1")
+def test_manifest_freezes_the_packed_library_with_a_python_that_has_no_other_packages():
+    words = [sys.executable, "-I", "-S", "-c", _MANIFEST]  # MicroPython's build uses the system's Python
+    ran = subprocess.run(words, cwd=FIRMWARE, capture_output=True, text=True, timeout=60, check=False)
+    assert ran.stdout.split() == sorted(texts("", True, False)), ran.stderr
 
 
 def number(text: str) -> int:

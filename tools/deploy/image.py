@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import atexit
 import hashlib
 import importlib.util
 import os
@@ -16,6 +17,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -191,6 +193,24 @@ def texts(board: str, native: bool, application: bool) -> dict[str, str]:
     return {f"{path[:-4]}.py": found[build.module_name(path)] for path in files if build.module_name(path) in found}
 
 
+def library_to_freeze(board: str = "") -> str:
+    """Write the library's frozen modules into a folder that lasts as long as this process; return its path.
+
+    board: with the application and this board's `board.py`.
+    """
+    scratch = tempfile.TemporaryDirectory()
+    atexit.register(scratch.cleanup)
+    write(texts(board, True, bool(board)), Path(scratch.name))
+    return scratch.name
+
+
+def write(frozen: Mapping[str, str], folder: Path) -> None:
+    """Write modules into a folder: path below it -> text."""
+    for name, text in frozen.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+
+
 def digest(frozen: Mapping[str, str]) -> str:
     """Return a digest that identifies this version of the frozen modules."""
     whole = hashlib.sha256()
@@ -229,9 +249,8 @@ def prepare(wanted: Wanted, target: Path) -> Path:
         f"BOARD = {wanted.board!r}\nVERSION = {__version__!r}\nAPPLICATION = {wanted.application}\n"
         f"DIGEST = {digest(frozen)!r}\n"
     )
-    for name, text in ({**frozen, f"{MARKER}.py": marker} if wanted.freezes else {}).items():
-        (modules / name).parent.mkdir(parents=True, exist_ok=True)
-        (modules / name).write_text(text)
+    if wanted.freezes:
+        write({**frozen, f"{MARKER}.py": marker}, modules)
     path = target / "manifest.py"
     path.write_text(manifest(wanted, modules))
     return path

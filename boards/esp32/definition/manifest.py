@@ -3,6 +3,4 @@
 """The modules frozen into the ESP32's image: the port's own, flashmqtt, the application, the board."""
 
 include("$(PORT_DIR)/boards/manifest.py")
-include("../../../firmware/manifest.py")
-package("app", base_path="../../../firmware")
-module("board.py", base_path="..")
+include("../../../firmware/manifest.py", application="esp32")

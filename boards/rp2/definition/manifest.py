@@ -11,6 +11,4 @@ require("neopixel")
 require("bundle-networking")
 
 freeze("modules")
-include("../../../firmware/manifest.py")
-package("app", base_path="../../../firmware")
-module("board.py", base_path="..")
+include("../../../firmware/manifest.py", application="pico_w")

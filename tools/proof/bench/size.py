@@ -29,5 +29,5 @@ def run(bench: Bench) -> None:
         bench.figure(f"size.{name}.mpy_bytes", run["mpy_bytes"])
         bench.figure(f"size.{name}.heap_{32 if interpreter32 else 64}", run["heap"] + run["native_bytes"])
         if frozen32:
-            frozen = ledger.frozen_heap(frozen32, ledger.plain_modules(name))
+            frozen = ledger.frozen_heap(frozen32, run["modules"])
             bench.figure(f"size.{name}.frozen_heap_32", frozen)

@@ -110,14 +110,6 @@ def heap_bytes(interpreter: Path, march: str) -> tuple[dict[str, int], dict[str,
     return heap, loaded
 
 
-def plain_modules(name: str) -> list[str]:
-    """Return the modules that a program loads if modules are not packed together."""
-    files = {f"{path[:-3]}.mpy": source for path, source in build.library().items()}
-    with tempfile.TemporaryDirectory() as scratch, Broker(Path(scratch) / "broker", kind="mosquitto") as broker:
-        build.write_files(Path(scratch), build.packed(files, "x64", plain=True))
-        return run_program(MICROPYTHON, Path(scratch), name, str(broker.port)).split()
-
-
 def native_bytes(loaded: list[str]) -> int:
     """Return an upper bound of the machine code in these modules: the size of its sources alone, compiled for a Pico W."""
     hosts = {name: host for host, names in build.GROUPS.items() for name in names}
@@ -333,10 +325,11 @@ def main(argv: list[str] | None = None) -> int:
     interpreter32, frozen32 = named("FLASHMQTT_MICROPYTHON32"), named("FLASHMQTT_FROZEN32")
     now = measured(interpreter32)
     if arguments.runs:
-        tell({**now, "runs": programs(interpreter32), "runs_bits": 32 if interpreter32 else 64})
+        runs = programs(interpreter32)
+        tell({**now, "runs": runs, "runs_bits": 32 if interpreter32 else 64})
         if frozen32:
-            for name in RUNS:
-                heap = frozen_heap(frozen32, plain_modules(name))
+            for name, run in runs.items():
+                heap = frozen_heap(frozen32, run["modules"])
                 print(f"{name}, frozen as firmware/manifest.py has it: heap {heap:,} (32 bits)")
     else:
         tell(now)
