@@ -35,14 +35,14 @@ HEADER = 76  # with an empty list
 NOTE_SIZE = 12
 HELD_MAX = IN_HEADER = 40  # held messages in a header; more are in LIST records
 IN_LIST = 58
-VOIDED = 64  # sector sequences in a mount record that are void
+VOIDED = 64  # sector sequences that a mount record makes void
 NONE = 0xFFFF
 
 # A record: the CRC-32 of the rest, seeded with the sector's sequence; the rest of the head; the body, padded to 4 bytes with FF.
 R_LENGTH = 4  # of the body; FF: not yet written
 R_KIND = 5
 R_KEY = 6  # MESSAGE: the piece; HELD: the key; STATE: in an opening, how many carried records it has
-R_SEQ = 8  # MESSAGE: the sequence; HELD: the piece; else the dropped messages
+R_SEQ = 8  # MESSAGE: the sequence; HELD: the piece; else: the next sequence
 R_LOW = 12
 R_FINISHED = 16
 R_MARKED = 20
