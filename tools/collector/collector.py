@@ -387,7 +387,7 @@ class Collector:
                 raise _Restart(f"more QoS 2 messages are in flight than --in-flight {self.settings.in_flight} allows")
 
     def _land(self, message: Message) -> None:
-        """Land one message as a row, in its packet's bytes. A QoS 2 message becomes a row when it is released instead."""
+        """Land one message as a row, in its packet's bytes. A QoS 2 message becomes a row only when it is released."""
         if message.qos == 2:
             return
         start = message.topic_start - 2
@@ -434,7 +434,7 @@ class Collector:
         await self._write(sock)
 
     async def _sync(self) -> None:
-        """Make messages durable that were read but not yet synced, or the broker would resend them; retry until it succeeds.
+        """Make durable what was read but not yet synced: otherwise the broker would resend it. Retry until it succeeds.
 
         Raises:
             LandingStalled: the sync failed while the collector is stopping.
