@@ -9,7 +9,7 @@ LONGEST_LENGTH_BYTES = 4
 
 
 def decoded(data: bytes, at: int, end: int, level: int) -> Iterator[tuple[int, bytes, bytes, bytes | None, bytes]]:
-    """Yield of each packet in `data[at:end]` its first byte, topic, packet id (b"" at QoS 0), properties and payload.
+    """Yield first byte, topic, packet id (b"" at QoS 0), properties and payload of each packet in `data[at:end]`.
 
     The properties are None below level 5.
     """
