@@ -62,9 +62,10 @@ def kill(process: subprocess.Popen[bytes] | asyncio.subprocess.Process, how: sig
 
 
 def _in_worker(bind: Callable[[], None]) -> None:
-    """Accept SIGTERM in a session of its own: if `timeout` ended an idle worker with the rest, the end of the pool would hang.
+    """Prepare a worker: a session of its own, and SIGTERM ends it.
 
-    Ctrl-C stays blocked: one that came before is the parent's.
+    In the parent's session, `timeout` would end an idle worker together with the parent, and the end of the pool would hang.
+    Ctrl-C stays blocked: a Ctrl-C that came before the fork is for the parent.
     """
     bind()
     os.setsid()
