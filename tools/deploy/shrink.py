@@ -14,9 +14,9 @@ There are five steps over all modules:
    member with public names there is a small module that imports them from the host.
 4. Shorten internal names: a board's heap has each distinct name once, with 17 bytes on average. A name is replaced in all
    modules at once, wherever the word is, so scopes need no analysis. It stays if the word may mean something else: if it is
-   also a string (`getattr`), a keyword of a call, imported from a foreign module, or in `public`. Only parameters are renamed
-   function by function first. Then the most frequent names get the short numbers, and the `hot` ones are numbered one after
-   the other.
+   also a string (`getattr`), a keyword of a call, imported from a foreign module, or in `public`. Before that, parameters are
+   renamed function by function. At the end, the most frequent names get the short numbers, and the `hot` ones are numbered one
+   after the other.
 5. Make classes without a body with `type`: such a class needs no code of its own, which takes 10 bytes, and no dictionary.
 
 A name in several meanings is not resolved: a constant that is bound twice stays, and modules that define the same global can't
@@ -606,8 +606,8 @@ def _ordered(module: _Module, hot: Mapping[str, Sequence[str]]) -> str:
     """Return a module's text with its most frequent names first: in a `.mpy`, each use of these takes one byte, of others two.
 
     A module with hot names has these first, used or not: a board numbers them one after the other when it loads the module.
-    MicroPython remembers where it found a name last, in one of 64 places, which the name's number decides: names with the same
-    place make each other slow.
+    MicroPython caches where it last found a name. The cache has 64 places, and a name's number determines its place: names
+    with the same place make each other slow.
 
     mpy-cross numbers names in the order of their first use. It also numbers attributes behind a `break`, for which it emits no
     code. So the docstring is replaced by `while 1: break; self.name.name ...`, which costs four bytes.
