@@ -1,8 +1,8 @@
-"""The session on MicroPython against mosquitto: messages a second over a delayed link, CPU, heap, writes; beside umqtt.simple.
+"""The session on MicroPython with mosquitto, compared with umqtt.simple: rates over a delayed link, CPU, heap, writes.
 
-Every figure of a pair is taken in the same run, the peer's right after ours; rates over a delay say how many round trips a client
-waits for, and hardly depend on the machine. The board's side is `on_board/session.py`. umqtt.simple is the only peer here:
-mqtt_as has no package on PyPI, and those of umqtt.simple2 and robust2 have nothing that pip could install.
+Both figures of a pair are from the same run, the peer's measured right after ours. Rates over a delayed link depend on the number
+of round trips that a client waits for, and hardly on the machine. The board's side is `on_board/session.py`. umqtt.simple is the
+only peer here: mqtt_as has no package on PyPI, and pip can't install those of umqtt.simple2 and robust2.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Board:
 
 
 async def measured(*arguments: Any) -> dict[str, float]:
-    """Return what a board measures that needs nobody meanwhile."""
+    """Return the figures of a board that measures alone: this side has nothing to do meanwhile."""
     return await (await Board(*arguments).start()).result()
 
 
@@ -130,7 +130,7 @@ async def _cpu_and_heap(bench: Bench, port: int) -> None:
         count = 4000
         counts = {ours: count * (1 if qos else 10), simple: 200 if qos else count * 10}
         bench.progress(f"session: CPU and heap, QoS {qos}")
-        # In turn, and the middle one of five: how many messages a wake-up brings, and what that costs, changes by the minute.
+        # In turn, and the median of five: how many messages arrive with one wake-up, and its cost, change by the minute.
         took: dict[tuple[str, str], list[float]] = defaultdict(list)
         for _ in range(REPEATS):
             for name in counts:
@@ -142,7 +142,7 @@ async def _cpu_and_heap(bench: Bench, port: int) -> None:
         for what in ("publish", "receive"):
             ratio = statistics.median(took[what, ours]) / statistics.median(took[what, simple])
             bench.figure(f"session.{what}_qos{qos}.cpu_ratio_umqtt_simple", ratio)
-        # A RAM store allocates by its nature; the journal is what a board has.
+        # With the journal, which a board has: a store in RAM has to allocate.
         for name, end in (("flashmqtt", ""), (simple, "_umqtt_simple")):
             heap = await measured(name, port, "heap", 100, qos, 8)
             bench.figure(f"session.publish_qos{qos}.heap_bytes{end}", heap["heap_bytes"])
@@ -159,12 +159,12 @@ async def _flood(messages: bytes, reader: asyncio.StreamReader, writer: asyncio.
                     writer.write(p.connack())
                 elif packet.kind == p.SUBSCRIBE:
                     writer.write(p.suback(packet.packet_id, [0]))
-                    await asyncio.sleep(0.2)  # the client is done with what it does once
+                    await asyncio.sleep(0.2)  # the client has done its one-time work by then
                     writer.write(messages)
 
 
 async def _receive_rate(bench: Bench) -> None:
-    """How many QoS 0 messages a second a client takes that come as fast as it can, in turns, the best of three."""
+    """Measure how many QoS 0 messages a second a client receives from a broker that never waits; in turn, the best of three."""
     count = 30_000
     best: dict[str, float] = defaultdict(float)
     messages = p.publish("bench/in", b"x" * 64) * count + p.publish("bench/in", b"end") * 5
@@ -172,7 +172,7 @@ async def _receive_rate(bench: Bench) -> None:
         port = server.sockets[0].getsockname()[1]
         for _ in range(3):
             for name in ("flashmqtt-ram", "umqtt.simple", "flashmqtt-aio"):
-                bench.progress(f"session: receive as fast as can be, {name}")
+                bench.progress(f"session: receive at full speed, {name}")
                 best[name] = max(best[name], (await measured(name, port, "take", count, 0))["per_s"])
     bench.figure("session.receive_qos0.per_s", best["flashmqtt-ram"])
     bench.figure("session.receive_qos0.per_s_umqtt_simple", best["umqtt.simple"])
@@ -190,7 +190,7 @@ async def _silence(bench: Bench, port: int) -> None:
 
 
 async def _burst(bench: Bench, port: int) -> None:
-    """How many of 100 QoS 2 messages that come at once, more than the client has slots for, arrive in one connection."""
+    """Measure how many of 100 QoS 2 messages, sent at once, arrive in one connection. The client can hold fewer than 100."""
     bench.progress("session: a burst of inbound QoS 2 messages")
     board = await Board("flashmqtt", port, "burst", 100, 2).start()
     await board.line()
