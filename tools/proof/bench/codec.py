@@ -1,4 +1,4 @@
-"""The codec on MicroPython: instructions a message beside umqtt.simple, counted by valgrind's cachegrind, and heap.
+"""The codec on MicroPython, compared with umqtt.simple: instructions (counted by valgrind's cachegrind) and heap of a message.
 
 mqtt_as is on no package registry, so it can't be measured from a clean clone. Words have 64 bits here: a board's heap figures are
 about half of these.
@@ -22,7 +22,7 @@ MESSAGES = 4000
 
 
 def peer_path() -> Path:
-    """Return the folder in which the package umqtt lies."""
+    """Return the folder that contains the package umqtt."""
     spec = util.find_spec("umqtt")
     if spec is None or not spec.submodule_search_locations:
         raise RuntimeError("micropython-umqtt.simple is not installed")
@@ -35,8 +35,8 @@ def module_path() -> str:
 
 
 def command(*arguments: object) -> list[object]:
-    """Return the command that runs the board's side, with a heap as a board has it: an allocation costs what has to be
-    searched for room, and what collects the garbage, and both grow with the heap.
+    """Return the command that runs the board's side, with a heap of a board's size: in a larger heap, the search for free
+    blocks and the garbage collection take longer.
     """
     return [MICROPYTHON, "-X", "heapsize=320K", DEVICE, *arguments]
 

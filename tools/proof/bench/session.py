@@ -190,7 +190,7 @@ async def _silence(bench: Bench, port: int) -> None:
 
 
 async def _burst(bench: Bench, port: int) -> None:
-    """Measure how many of 100 QoS 2 messages, sent at once, arrive in one connection. The client can hold fewer than 100."""
+    """Measure how many of 100 QoS 2 messages, sent at once, arrive in one connection."""
     bench.progress("session: a burst of inbound QoS 2 messages")
     board = await Board("flashmqtt", port, "burst", 100, 2).start()
     await board.line()
