@@ -1,8 +1,8 @@
-"""The collector against paho-mqtt: a backlog of QoS 1 messages in mosquitto, taken as fast as it goes.
+"""The collector compared with paho-mqtt: how fast each receives the same backlog of QoS 1 messages from mosquitto.
 
-Ours makes every message durable before its acknowledgement leaves (and seals segments meanwhile); paho only counts
-them. Both as processes of their own, one after the other, in alternating rounds, over the same backlog: from the
-CONNACK to the last message (ours: to its sync).
+The collector makes every message durable before it sends the acknowledgement, and seals segments meanwhile; paho only
+counts messages. They run in alternating rounds, each in its own process. Measured is the time from the CONNACK to the
+last message (for the collector: to its sync).
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def run(bench: Bench) -> None:
         for turn in range(ROUNDS):
             for kind, found in rates.items():
                 bench.progress(f"collector: {kind}, round {turn + 1} of {ROUNDS}")
-                # A broker of its own for each: the other's session would fill up meanwhile.
+                # Each round has its own broker: in a shared one, the session of the other client would fill up meanwhile.
                 with Broker(Path(name) / f"broker-{kind}-{turn}", kind="mosquitto", extra=BROKER) as broker:
                     found.append(measure(kind, broker.port, COUNT, Path(name) / f"landing-{turn}"))
     best = {kind: statistics.median(found) for kind, found in rates.items()}

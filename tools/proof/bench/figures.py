@@ -148,7 +148,7 @@ def complaints(text: str, results: Mapping[str, Any]) -> list[str]:
         else:
             number = float(said.replace(",", "")) * (1000 if unit else 1)
             if (figures[name] < number) if kind == "≥" else (figures[name] > number):
-                found.append(f"{name} is {shown(figures[name])}: {said} is more than it bears")
+                found.append(f"{name} is {shown(figures[name])}: the document has {kind} {said}")
     return found
 
 

@@ -84,7 +84,7 @@ def run(bench: Bench) -> None:
     """Measure."""
     with tempfile.TemporaryDirectory(prefix="flashmqtt-bench-", ignore_cleanup_errors=True) as scratch:
         directory = Path(scratch)
-        bench.progress("pipeline: the archive of the JVM's classes, where it is not there yet")
+        bench.progress("pipeline: the archive of the JVM's classes, if it does not exist yet")
         with started("tools.pipeline.archive", errors=subprocess.STDOUT) as process:
             printed, _ = process.communicate()
             if process.returncode:
@@ -127,7 +127,7 @@ def told(bench: Bench, measured: dict[str, list[dict[str, Any]]], starts: list[f
     peer = measured["duckdb"][-1]
     for one in (*measured["whole"], peer, *measured["days"]):
         if one["missing"]:
-            raise RuntimeError(f"{one['job']} finds {one['missing']} missing in a fleet that misses none")
+            raise RuntimeError(f"{one['job']} finds {one['missing']} missing in a fleet without losses")
     if (peer["rows"], peer["copies"]) != (whole["rows"], whole["copies"]):
         raise RuntimeError("the jobs do not agree on what they read")
     bench.figure("pipeline.whole_8m.cpu_ratio_duckdb", whole["cpu_s"] / peer["cpu_s"])

@@ -38,6 +38,6 @@ def run(bench: Bench) -> None:
         found["year"] = job(bench, "days", directory / "out", [YEAR])[-1]
     for name, one in found.items():
         if one["missing"]:
-            raise RuntimeError(f"{one['missing']} missing in a fleet that misses none")
+            raise RuntimeError(f"{one['missing']} missing in a fleet without losses")
         bench.figure(f"scale.{name}.peak_bytes", one["peak_bytes"])
     bench.figure("scale.one_device.task_bytes", found["one_device"]["task_bytes"])
