@@ -319,10 +319,10 @@ def test_no_run_deletes_the_details_of_an_earlier_runs_failing_cases(tmp_path, m
     ("connack_passes", "delivered", "doubtful", "problem"),
     [
         (False, [], [1], ""),
-        (False, [1], [], "called delivered, and in doubt: [1]"),
+        (False, [1], [], "reported as delivered, but in doubt: [1]"),
         (True, [1], [], ""),
         (True, [], [1], "in doubt without a reason: [1]"),
-        (True, [], [], "delivery was told of []"),
+        (True, [], [], "reported as delivered []"),
     ],
 )
 def test_message_past_pubrec_is_in_doubt_after_an_unanswered_connect(

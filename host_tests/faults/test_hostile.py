@@ -64,12 +64,12 @@ def test_message_past_pubrec_may_be_in_doubt_after_a_late_connack(monkeypatch):
     [
         ([1, 3, 4], [2], [], "in doubt without a reason: [2]"),
         ([2, 3, 4], [1], ["DeadlineExpired no CONNACK for 1000 ms"], "in doubt without a reason: [1]"),
-        ([1, 3, 4], [], [], "delivery was told of [1, 3, 4], in doubt were []"),
+        ([1, 3, 4], [], [], "reported as delivered [1, 3, 4], as in doubt []"),
         (
             [1, 2, 3, 4],
             [2],
             ["DeadlineExpired no CONNACK for 1000 ms"],
-            "delivery was told of [1, 2, 3, 4], in doubt were [2]",
+            "reported as delivered [1, 2, 3, 4], as in doubt [2]",
         ),
     ],
 )

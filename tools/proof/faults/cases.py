@@ -195,11 +195,11 @@ def judge(outcome: Outcome) -> list[str]:
         told = outcome.delivered + outcome.doubtful
         if case.qos and case.broker in ("mosquitto", "amqtt"):
             if sorted(told) != list(range(1, case.count + 1)):
-                problems.append(f"delivery was told of {outcome.delivered}, in doubt were {outcome.doubtful}")
+                problems.append(f"reported as delivered {outcome.delivered}, as in doubt {outcome.doubtful}")
             if sure := sorted(set(outcome.doubtful) - outcome.wire.uncertain):
                 problems.append(f"in doubt without a reason: {sure}")
             if unproved := sorted(outcome.wire.unproved.intersection(outcome.delivered)):
-                problems.append(f"called delivered, and in doubt: {unproved}")
+                problems.append(f"reported as delivered, but in doubt: {unproved}")
     if case.flow != "out":
         problems += _judge_flow(case, outcome, "the application", outcome.handed, out=False)
     return problems + outcome.wire.problems

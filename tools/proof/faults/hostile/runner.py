@@ -102,7 +102,7 @@ class Verdict(Reported):
             (1 not in numbers or numbers.count(2) != 1 or numbers.count(3) > 1, f"took {numbers}"),
             (
                 sorted(self.delivered + self.doubtful) != every,
-                f"delivery was told of {self.delivered}, in doubt were {self.doubtful}",
+                f"reported as delivered {self.delivered}, as in doubt {self.doubtful}",
             ),
             (
                 # A late CONNACK may have said that the session was lost, and then a message past PUBREC was, too.
