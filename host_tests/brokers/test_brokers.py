@@ -131,7 +131,7 @@ TWICE = [body(101, 60)] * 2
     ("seen", "ours", "theirs"),
     [
         (observed(DOWN_FLOW, got=[got(1)], **INBOUND), "", ""),
-        (observed([], **INBOUND), "", "in: never sends what was acknowledged to its publisher"),
+        (observed([], **INBOUND), "", "in: never sends a message that it has acknowledged to the publisher"),
         (observed(DOWN_FLOW, **INBOUND), "in: not handed over", ""),
         (observed(DOWN_FLOW[:2], **INBOUND), "", "in: no PUBREL follows PUBREC"),
         (observed(DOWN_FLOW[:1], **INBOUND), "in: not handed over", ""),
@@ -175,7 +175,7 @@ TWICE = [body(101, 60)] * 2
         ),
         (
             observed(UP_FLOW, arrived=TWICE[:1], left=1, **OUTBOUND),
-            "out: not called delivered, though acknowledged",
+            "out: acknowledged, but not reported as delivered",
             "",
         ),
         (observed(UP_FLOW[:1], arrived=TWICE[:1], left=1, **OUTBOUND), "", "out: leaves without an answer"),
@@ -244,7 +244,7 @@ def test_table_shows_client_failures_and_broker_deviations(tmp_path):
         results.verdicts["mosquitto", "qos"].append(judge(replace(seen, case=case)))
     table = page.table(results)
     assert "| every QoS, both ways | **1 of 2 failed** (1) |" in table
-    assert "1. in: never sends what was acknowledged to its publisher (mosquitto at level 4)" in table
+    assert "1. in: never sends a message that it has acknowledged to the publisher (mosquitto at level 4)" in table
     assert results.cases == 2
     kept = tmp_path / "page.md"
     kept.write_text(f"before\n{page.BEGIN}\nold\n{page.END}\nafter\n")

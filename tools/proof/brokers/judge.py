@@ -301,8 +301,8 @@ def _judge_in(seen: Verdict, wire: _Wire | None) -> None:
             elif wire.unanswered_in:
                 groups["ours", "not sent by the broker, which waits for answers to earlier ones"].append(number)
             else:
-                what = "what was acknowledged to its publisher" if message.acknowledged else "what was published"
-                groups["theirs", f"never sends {what}"].append(number)
+                what = " that it has acknowledged to the publisher" if message.acknowledged else ""
+                groups["theirs", "never sends a message" + what].append(number)
         elif taken[number] > 1 and message.qos == 2:
             granted_less = wire is not None and any(code < 2 for code in wire.granted.values())
             if wire is not None and wire.flows_in[number] >= taken[number]:
@@ -343,7 +343,7 @@ def _judge_out(seen: Verdict, wire: _Wire | None) -> None:
             if wire is not None and number in wire.unanswered and number not in wire.finished_out:
                 groups["theirs", "leaves without an answer"].append(number)
             elif wire is None or wire.passed_out[number]:
-                groups["ours", "not called delivered, though acknowledged"].append(number)
+                groups["ours", "acknowledged, but not reported as delivered"].append(number)
             else:
                 groups["ours", "never sent"].append(number)
         if not message.size:
