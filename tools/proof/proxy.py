@@ -1,5 +1,5 @@
 """A TCP proxy on loopback that simulates a bad link: it delays bytes, cuts a connection at a chosen packet or inside one, or
-lets a connection stand without passing anything.
+keeps a connection open without passing anything.
 
 With `capture` it writes the traffic to a file that the wire audit reads (`make wire-audit`): one JSON object a line,
 `{"t": microseconds, "c": "connection", "d": "up" or "down", "b": "hex"}`. The file also has bytes that passed, and that a reset

@@ -335,7 +335,7 @@ def main(argv: list[str] | None = None) -> int:
         tell(now)
     if arguments.write:
         LEDGER.write_text(json.dumps(with_unmeasured(now, json.loads(LEDGER.read_text())), indent=1) + "\n")
-        for path in documents.write():  # those that tell of it
+        for path in documents.write():  # those that have these figures
             print(f"written: {path.relative_to(ROOT)}")
         return 0
     found = complaints(now, json.loads(LEDGER.read_text()))

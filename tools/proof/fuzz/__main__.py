@@ -76,7 +76,7 @@ def on_boards_interpreter(count: int) -> None:
     each = count // 10 // WORKERS
     with ThreadPoolExecutor(WORKERS) as pool:
         printed = list(pool.map(on_micropython, [(worker + 1) * count for worker in range(WORKERS)], [each] * WORKERS))
-    timed("micropython", start, f"{each * WORKERS:,} streams more, {' + '.join(printed)}")
+    timed("micropython", start, f"{each * WORKERS:,} more streams, {' + '.join(printed)}")
 
 
 def properties(examples: int) -> bool:
