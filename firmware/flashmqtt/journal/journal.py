@@ -2,7 +2,7 @@
 
 The idea: storing a message takes one program operation. Every record also says which messages are finished, so finishing a
 message needs no write of its own. Outgoing messages have sequence numbers. Only those from `low` to `low` + 31, the window, can
-be in flight, so their places are indexed by `sequence & 31`. An outgoing message is copied only by a mount after a power cut. A
+be in flight, so their places are indexed by `sequence & 31`. Only a mount that opens a sector copies outgoing messages. A
 sector's header is a checkpoint: recovery reads all headers, and the records of the five newest sectors.
 
 The guarantee: when `append`, `commit`, `hold`, `write_note` or `sync` returns, its write survives a power cut at any later
