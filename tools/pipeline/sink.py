@@ -82,10 +82,10 @@ def bring(
         SinkError: the database has rows of another output, or a later position than this output.
     """
     own = identity(output)
-    gone: list[tuple[int, int]] = []
-    while (brought := retried(lambda: _next(output, own, sink, anew and not gone, taken))) is not None:
-        gone.append(brought)
-    return gone
+    copied: list[tuple[int, int]] = []
+    while (brought := retried(lambda: _next(output, own, sink, anew and not copied, taken))) is not None:
+        copied.append(brought)
+    return copied
 
 
 def _next(output: Output, own: str, sink: Sink, anew: bool, taken: Callable[[], None]) -> tuple[int, int] | None:
