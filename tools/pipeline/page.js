@@ -165,7 +165,7 @@ function shown(row) {
   const wanted = `${row.last_ms} ${wide.has(row.key)}`;
   if (card.has !== wanted) load(chunkOf(row)).then(() => {card.has = wanted; head(card); body(card)}, name =>
     card.lastChild.replaceChildren(make('p', {class: 'soft'},
-      `The values are in ${name}, which is not there: keep the folder ${facts.folder} beside the page, or reload the page.`)));
+      `The values are in ${name}, which does not exist: keep the folder ${facts.folder} beside the page, or reload the page.`)));
   else if (card.range !== state.range) body(card);
   return card;
 }
@@ -202,8 +202,8 @@ function sensors(row, data) {
     inside.push(make('p', {}, make('button', {onclick: () => {wide.add(row.key); list()}},
       `${all.length - some.length} more`)));
   const [names, undated] = data.left_out || [0, 0];
-  if (names) inside.push(make('p', {class: 'soft'}, `${count(names)} readings under still other names are not drawn.`));
-  if (undated) inside.push(make('p', {class: 'soft'}, `${count(undated)} readings that no right clock dates are not drawn.`));
+  if (names) inside.push(make('p', {class: 'soft'}, `${count(names)} readings under further names are not drawn.`));
+  if (undated) inside.push(make('p', {class: 'soft'}, `${count(undated)} readings without a plausible time are not drawn.`));
   return inside;
 }
 
@@ -257,7 +257,7 @@ function delivery() {
     const by = new Map(time.at.map((at, n) => [at, time.messages[n]]));
     pointing(svg, from, to, at => {const one = Math.floor(at / step) * time.step_s;
       return [one * 1000 + step / 2, `${moment(one * 1000)}: ${count(by.get(one) || 0)} messages in ${span(step)}`]});
-    const overTime = panel('time', 'Messages over time', `By their arrival, in ${span(step)} each.` +
+    const overTime = panel('time', 'Messages over time', `By their arrival; each bar is ${span(step)}.` +
       (facts.undated ? ` Not drawn: ${count(facts.undated)} that came before 2020 or after 2100 by their collector's clock.` : ''), box);
     overTime.classList.add('wide');
     made.push(overTime);
