@@ -27,7 +27,7 @@ def take(message):
 
 
 def failed(error, message):
-    print("failed, and tried again up to five times:", error)  # without on_error, `poll` would raise it
+    print("failed; a message is tried five times:", error)  # without on_error, `poll` would raise it
 
 
 client = Client(HOST, PORT, client_id=DEVICE, chunks=True, buffer_bytes=2048, log=print)

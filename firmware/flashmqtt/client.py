@@ -98,8 +98,8 @@ class Client:
     Head-of-line blocking: a broker stops sending at some number of unacknowledged messages (mosquitto: 20). If that many are
     unclaimed, no other message of QoS 1 or 2 arrives until `unclaimed_s` has passed.
 
-    When a handler raises, the client calls it again with the same message after 1 s, 2 s, 4 s and so on, up to `attempts` times
-    (QoS 0: once only). After that the message is acknowledged and discarded, and `failed` counts it. The error goes to
+    When a handler raises, the client calls it again with the same message after 1 s, 2 s, 4 s and so on. After `attempts` failed
+    calls (QoS 0: after one) the message is acknowledged and discarded, and `failed` counts it. The error goes to
     `on_error`; if that is None, the next `poll()` raises it, and no other call does. KeyboardInterrupt and SystemExit are raised
     at once, and the handler that they ended is called again later.
 
