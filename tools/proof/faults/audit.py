@@ -13,9 +13,10 @@ A reset discards what the device has not read yet, and a device on a slow machin
 So in a case with either, a CONNACK counts as read only if the device sent something after it. If it reported a lost session, the
 device may continue the flows or begin them again.
 
-The broker's packets are read, too. When a connection ends before its CONNACK, mosquitto 2.0 sends a QoS 2 message again although
-it has sent its PUBREL already. A receiver can't tell that from a new message, so such a repetition is counted as the broker's.
-Also if a PUBCOMP was passed on: the broker may have closed that connection, because of the next one, before it read all of it.
+The broker's packets are read, too. After a connection that ended before its CONNACK, mosquitto 2.0 sends a QoS 2 message again
+although it has already sent that message's PUBREL. A receiver can't tell such a repetition from a new message, so it is counted as
+the broker's. It is also counted so if a PUBCOMP was passed on: the broker may have closed that connection, because of the next
+one, before it read the PUBCOMP.
 """
 
 from __future__ import annotations
