@@ -465,6 +465,17 @@ def test_impossible_pinning_is_refused_and_keeps_other_files():
 
 
 @pytest.mark.req("S6")
+def test_file_in_the_place_of_the_directory_is_kept_and_named():
+    _only_on_micropython()
+    board = Board()
+    _write("/journal", b"a note of somebody")
+    with pytest.raises(PinsRefused) as refused:
+        open_or_pin(board.flash, "/journal", 4, ROOT)
+    assert str(refused.value) == ROOT + "/journal is not ours"
+    assert board.fresh("/journal") == b"a note of somebody"
+
+
+@pytest.mark.req("S6")
 def test_pinning_on_a_full_disk_is_refused():
     _only_on_micropython()
     board = Board(12)

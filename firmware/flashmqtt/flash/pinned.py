@@ -205,10 +205,12 @@ def pin(
         raise PinsRefused("no littlefs here: %s" % error)
     made = []
     try:
+        path = root + directory
         try:
-            os.stat(root + directory)
+            if os.stat(path)[0] == _IS_FILE:
+                raise PinsRefused("%s is not ours" % path)
         except OSError:
-            os.mkdir(root + directory)
+            os.mkdir(path)
         for sector in range(count):
             if feed:
                 feed()
