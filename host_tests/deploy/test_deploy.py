@@ -284,7 +284,7 @@ def test_files_of_another_program_that_have_our_names_are_kept_by_deploy_and_res
         words = ("deploy", "--port", device.path, "--config", str(config), "--timeout", "0.1")
         assert run(*words)[0] == 1
         status, printed, complaints = run("wipe", "--port", device.path, "--yes")
-        assert status == 0 and "wiped      flashmqtt's library; " in printed, complaints
+        assert status == 0 and "wiped      nothing: the board has no file of flashmqtt's" in printed, complaints
         with Link(device.path) as link:
             assert {path: link.get(path) for path in own} == own
             if main:
@@ -299,6 +299,21 @@ def test_files_of_another_program_that_have_our_names_are_kept_by_deploy_and_res
             assert sorted(link.literal("import os; print(os.listdir('/'))")) == sorted(
                 {"lib", *(path.split("/")[1] for path in own)}
             )
+
+
+@pytest.mark.req("B3")
+def test_wipe_of_a_board_without_flashmqtt_says_that_nothing_was_there(tmp_path):
+    with Device(tmp_path / "board") as device:
+        for more in ((), ("--journal",)):
+            status, printed, complaints = run("wipe", "--port", device.path, "--yes", *more)
+            assert (status, printed) == (0, "wiped      nothing: the board has no file of flashmqtt's\n"), complaints
+        with Link(device.path) as link:
+            link.put("/journal/map", b"")
+            link.put("/main.py", b"print('mine')\n")
+        printed = run("wipe", "--port", device.path, "--yes")[1]
+        assert (
+            "nothing: the board has no file of flashmqtt's; the journal is kept (JOURNAL=1 removes it too)" in printed
+        )
 
 
 @pytest.mark.parametrize("killed", [True, False], ids=["killed", "stopped"])

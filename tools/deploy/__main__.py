@@ -121,7 +121,9 @@ def away(p):
     if t:
         for n in os.listdir(p): away(p + '/' + n)
         os.rmdir(p)
-    else: os.remove(p)
+    else:
+        os.remove(p)
+        print(p)
 for p in %r: away(p)
 """
 _UNMARK = f"""
@@ -620,19 +622,20 @@ def wipe(arguments: argparse.Namespace) -> None:
             # main.py is the first: a board with half of the files must not start.
             roots = [*OURS[:1]] if own else [*SINGLE, *UNFINISHED, *OURS]
             roots += [*(["/journal"] if arguments.journal else []), DEPLOYING]
+            kept = not arguments.journal and "journal" in found["files"]
             if not own:
                 link.create(DEPLOYING)
                 found["files"] = [DEPLOYING.lstrip("/")]  # until it is removed as the last file: the next wipe goes on
-            link.run(_WIPE % roots, timeout_s=60)
+            gone = set(link.run(_WIPE % roots, timeout_s=60).split()) - {DEPLOYING}
             link.run(_RENAME_BACK % (RENAMED,))
             _, rom, rom_block = for_rom(link, {})
             if rom is not None:
                 write_rom(link, rom, rom_block)
-            if own:
+            if not gone and rom is None:
+                what = "nothing: the board has no file of flashmqtt's"
+            elif own:
                 what += f"; not flashmqtt's, so they stay: {', '.join(own)} and all other files"
-            report_line(
-                "wiped", what + ("" if arguments.journal else "; the journal is kept (JOURNAL=1 removes it too)")
-            )
+            report_line("wiped", what + ("; the journal is kept (JOURNAL=1 removes it too)" if kept else ""))
             link.reset()
 
 
