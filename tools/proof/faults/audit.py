@@ -14,7 +14,7 @@ So in a case with either, a CONNACK counts as read only if the device sent somet
 device may continue the flows or begin them again.
 
 The broker's packets are read, too. After a connection that ended before its CONNACK, mosquitto 2.0 sends a QoS 2 message again
-although it has already sent that message's PUBREL. A receiver can't tell such a repetition from a new message, so it is counted as
+although it has already sent its PUBREL. A receiver can't tell such a repetition from a new message, so it is counted as
 the broker's. It is also counted so if a PUBCOMP was passed on: the broker may have closed that connection, because of the next
 one, before it read the PUBCOMP.
 """
