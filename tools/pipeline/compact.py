@@ -5,7 +5,7 @@ and replaces all commits by one. Days that are already merged are not rewritten.
 ones, never both: the new commit gets the last commit's name by one rename, which makes all earlier commits invalid. The
 old files are deleted after that. The stream may run at the same time: it only adds later commits.
 
-`--keep-days N` also deletes readings, duplicates and quarantine that arrived more than N days ago; the whole audit is
+`--keep-days N` also deletes readings, prints, duplicates and quarantine that arrived more than N days ago; the whole audit is
 kept. `--retire LANDING` deletes segments that are in the tables; with `--keep-raw-days N` only those that were sealed
 more than N days ago. Days are counted back from the newest message: a clock in the future deletes nothing, and a fleet that
 has stopped keeps its last N days permanently.
@@ -64,7 +64,7 @@ def compact(spark: SparkSession | None, out: str, keep_from: str | None = None) 
     Args:
         spark: None if there is nothing to merge: see `files_to_merge`.
         out: the output directory.
-        keep_from: the first day (YYYY-MM-DD) whose readings, duplicates and quarantine are kept.
+        keep_from: the first day (YYYY-MM-DD) whose readings, prints, duplicates and quarantine are kept.
     """
     output = Output(out)
     commits = output.commits()
