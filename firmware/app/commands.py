@@ -26,7 +26,7 @@ from flashmqtt.errors import StoreFull
 
 _BURST = 32
 _REFILL_MS = 5000  # per additional command
-# Only commands that were executed before a lost connection is detected (45 s) can arrive again: there are fewer.
+# Only commands that the broker had in flight when a connection was lost can arrive again: fewer (mosquitto: 20).
 _KEPT_IDS = 64
 _MOST_BRACKETS = 41  # the object's, and an id of brackets; nested lists would take all memory
 LEAST_MS, MOST_MS = 100, 86400000
