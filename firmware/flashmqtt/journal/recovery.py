@@ -611,7 +611,7 @@ class Recovery:
                 j._free -= 1
                 return
             j._retire(sector)
-        raise StoreWorn("no sector takes a program")
+        raise StoreWorn("no sector can be written")
 
     def _check_foreign(self, j: "Any") -> None:
         """Raise unless the region is blank, or has only the bytes of an interrupted first mount."""
