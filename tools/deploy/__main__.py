@@ -513,16 +513,16 @@ def _all_delivered(numbers: dict[str, int], before: int) -> bool:
 
 
 def wait_for_delivery(link: Link, started: float, timeout_s: float) -> None:
-    """Show the console until the first reading after the reset is delivered; if none is, also the last other lines.
+    """Show the console until the first reading after the reset is delivered; if none is, also the last hidden lines.
 
     Raises:
         Failure: nothing was delivered in time; the text has the board's last message about the reason.
     """
     shown: list[str] = []
-    others: deque[str] = deque(maxlen=LAST_LINES)  # lines that were not shown, such as what a sensor's file prints
+    hidden: deque[str] = deque(maxlen=LAST_LINES)  # such as what a sensor's file prints
     reason = ""
     in_traceback = False
-    before = 0  # the number of messages that were stored before the reset
+    stored_before = 0  # how many messages, before the reset
     for line in map(explained, link.lines(timeout_s)):
         words = line.split()
         in_traceback = line.startswith("Traceback") or (in_traceback and reason.startswith(("Traceback", " ")))
@@ -536,23 +536,23 @@ def wait_for_delivery(link: Link, started: float, timeout_s: float) -> None:
                 shown.append(line)
         elif line.startswith("boot "):
             report_line("boot", line[5:])
-            before = _numbers(words).get("stored", 0)
+            stored_before = _numbers(words).get("stored", 0)
         elif words[:1] == ["delivered"]:
-            if words[1:] and words[1].isdigit() and int(words[1]) <= before:
+            if words[1:] and words[1].isdigit() and int(words[1]) <= stored_before:
                 continue  # an older message
             report_line(
                 "delivered", f"message {' '.join(words[1:])}, {time.monotonic() - started:.1f} s after the reset"
             )
             return
-        elif words[:1] == ["status"] and _all_delivered(_numbers(words), before):
+        elif words[:1] == ["status"] and _all_delivered(_numbers(words), stored_before):
             # It was delivered before the port was open again.
             report_line(
                 "delivered", f"everything stored, {time.monotonic() - started:.1f} s after the reset at the latest"
             )
             return
         elif line.strip():
-            others.append(line)
-    for n, line in enumerate(others):
+            hidden.append(line)
+    for n, line in enumerate(hidden):
         report_line("" if n else "output", line)
     reason = reason or (shown[-1] if shown else "")
     hint = f" The board's last message: {reason}" if reason else " `make monitor` shows the board's output."
