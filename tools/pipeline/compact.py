@@ -138,8 +138,8 @@ def retired(landing: Storage, last: Commit, sealed_before_s: float | None = None
 
 def lost_by(found: list[segments.Segment]) -> str:
     """Return a warning: what becomes impossible when some segments are deleted."""
-    to = {segment.collector: segment.number for segment in sorted(found)}  # the last one of each collector
-    what = ", ".join(segments.file_name(*one) for one in to.items())
+    newest = {segment.collector: segment.number for segment in sorted(found)}
+    what = ", ".join(segments.file_name(*one) for one in newest.items())
     return (
         f"From now on the tables can't be made again from the segments up to {what}: not if the output is damaged or lost,"
         " not by a later version that reads payloads in another way, and not with another number of buckets. Topics,"
