@@ -95,7 +95,7 @@ def _distinct(
 ) -> intervals.Intervals:
     """Return the messages in some rows; count in `twice` the surplus rows, of this batch or of an earlier one."""
     found = intervals.EMPTY
-    end = (-1, -1)  # the last row: the next part may continue its message
+    last_row = (-1, -1)  # the next part may continue its message
     for codes, place in parts:
         if not (np.diff(codes) > 0).all():
             order = np.lexsort((place, codes))
@@ -103,10 +103,10 @@ def _distinct(
         same = codes[1:] == codes[:-1]
         again = np.concatenate(([False], same & (place[1:] == place[:-1])))
         first = np.concatenate(([True], ~same))
-        continues = codes[0] == end[0] and place[0] > end[1]
-        repeated = found.contains(codes) & ~(continues & (codes == end[0])) | earlier.contains(codes)
+        continues = codes[0] == last_row[0] and place[0] > last_row[1]
+        repeated = found.contains(codes) & ~(continues & (codes == last_row[0])) | earlier.contains(codes)
         np.add.at(twice, intervals.group_of(codes[again | repeated]), 1)
-        end = int(codes[-1]), int(place[-1])
+        last_row = int(codes[-1]), int(place[-1])
         new = first & ~found.contains(codes) & ~earlier.contains(codes)
         found = found.union(codes[new])
     return found
