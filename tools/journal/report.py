@@ -27,7 +27,7 @@ STATES = {0: "state", layout.MOUNT: "mount", layout.CLOSE: "clean end"}
 SECTOR_HEADINGS = "sector state sequence behind boot erases low first floor held records damaged torn used"
 RECORD_HEADINGS = "sector offset kind sequence piece state bytes content"
 WIDTH = 60  # characters of a record's content
-UNNOTED = "The newest waiting messages may be delivered: the last acknowledgements are in flash after the next write."
+UNNOTED = "Some of the waiting messages may be delivered: the next write puts the last acknowledgements into flash."
 DONE = ("finished", "released", "void", "old")  # states of records that are no longer needed
 
 
