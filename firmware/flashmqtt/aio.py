@@ -90,13 +90,10 @@ class Client:
     handlers do not wait. `waiting`, `unclaimed`, `attempts` and the counters mean the same as in the blocking client. `async for`
     claims messages from the first time that a task asks for one.
 
-    Handlers: each may be None, a plain function, or an `async def` function, which is awaited:
-    `on_connect(session_present)`, `on_disconnect(error)`, `on_delivered(handle)`, `on_in_doubt(handle)`,
-    `on_refused(handle, code)`, `on_damaged(handle)`, `on_expired(handle)`, `on_dropped(first, last)`,
-    `on_oversize(topic, length)`, `on_message(message)`, `on_error(error, message)`, `on_unclaimed(message)`, and a
-    subscription's `handler(message)`. While an `async def` handler works on a message, its next message waits; other
-    handlers continue. What a handler raises goes to `on_error`; if that is None, to the event loop's exception handler, which
-    prints it. The client continues, and calls the handler again as the blocking client does.
+    Attributes and handlers are those of the blocking client. A handler may be None, a plain function, or an `async def` function,
+    which is awaited. While it works on a message, its next message waits; other handlers continue. What a handler raises goes to
+    `on_error`; if that is None, to the event loop's exception handler, which prints it. The client continues, and calls the
+    handler again as the blocking client does.
 
     If the store fails, the client reconnects; until then, most calls that wait raise its error.
 
@@ -104,8 +101,7 @@ class Client:
     task, as `asyncio.create_task(client.publish(...))`.
 
     With `chunks`, nothing else is read while the program works on a piece of a message: do not wait for an answer meanwhile.
-
-    The attributes are those of the blocking client.
+    After response_s plus unclaimed_s, it counts as taken; a piece that nobody takes so long counts as unclaimed.
     """
 
     if TYPE_CHECKING:
@@ -304,12 +300,10 @@ class Client:
         retain: bool = False,
         properties: "dict[int, Any] | list[tuple[int, Any]] | None" = None,
     ) -> int:
-        """Publish; return a handle for `delivered`. It is 0 at QoS 0, and if the store's policy dropped the message.
-
-        At QoS 1 and 2 the message is stored when this returns, connected or not.
+        """Publish; return a handle for `delivered`. At QoS 1 and 2 the message is stored when this returns, connected or not.
 
         Args:
-            topic, payload, qos, retain, properties: as for the blocking client's `publish`, with the same errors.
+            topic, payload, qos, retain, properties: as for the blocking client's `publish`, with the same results and errors.
         """
         topic = octets(topic, "topic")
         payload = octets(payload, "payload")
@@ -458,7 +452,7 @@ class Client:
                 if not holder.done():
                     continue
                 result = _result(holder)
-                if not returned and result is message:
+                if not returned and result is message and message.packet_id >= 0:
                     continue
             held.remove(one)
             if isinstance(result, BaseException):
@@ -475,7 +469,6 @@ class Client:
     async def _until(
         self, condition: "Any", timeout_s: "float | None", check: "Any" = None, endless: bool = False
     ) -> None:
-        """Wait until a condition is true."""
         deadline_s = self.timeout_s if timeout_s is None else timeout_s
         self._blocking._deadline(deadline_s)  # refuses what is no time
         begin = ticks_ms()
@@ -626,10 +619,19 @@ class Client:
             await _sleep_ms(2)
             self.connection.keep_open(ticks_ms())
             self.link.flush(ticks_ms())
-            claimed = self._iterated or self.on_message is not None or waiting.claims(piece)
-            if waiting.blocks(piece) or (not claimed and ticks_diff(ticks_ms(), begin) > _UNCLAIMED_MS):
+            if not self.link.is_open():
+                return
+            claims = self.on_message or waiting.claims(piece)
+            limit_ms = session.response_ms + waiting.unclaimed_ms if claims or self._iterated else _UNCLAIMED_MS
+            if ticks_diff(ticks_ms(), begin) > limit_ms:
+                if piece.state == _BUSY:
+                    piece.packet_id = -1  # counts as taken
+                elif not claims:
+                    self._iterated = len(self._held) > 0
                 break
-        if piece in waiting.entries:  # not taken: it comes again, or is dropped
+            if waiting.blocks(piece):
+                break
+        if piece.packet_id > 0 and piece in waiting.entries:  # not taken
             waiting.withdraw(piece)
             waiting.add(ticks_ms())
         elif piece.failures:

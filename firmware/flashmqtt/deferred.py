@@ -35,7 +35,7 @@ class Deferred(WaitingQueue):
         super().__init__(client.session, limit, limit_bytes, attempts, clean)
         self._client = client
         self._keeps_unclaimed = keeps_unclaimed
-        self._unclaimed_ms = unclaimed_ms
+        self.unclaimed_ms = unclaimed_ms
 
     def serve(self, now_ms: int) -> "Any":
         """Hand over waiting messages that are claimed now, drop unclaimed ones; return how many were handed over."""
@@ -74,7 +74,7 @@ class Deferred(WaitingQueue):
         """Report messages that are unclaimed for too long; acknowledge them if that is the policy."""
         client = self._client
         while True:
-            message = self.expired(now_ms, self._unclaimed_ms)
+            message = self.expired(now_ms, self.unclaimed_ms)
             if not message:
                 return
             self.unclaimed += 1

@@ -14,7 +14,7 @@ from flashmqtt.errors import ConnectionLost, FlashFailed
 from flashmqtt.session.ram import RamStore
 from loopback import Loopback
 from test_aio import PATIENCE_S, client, cut, run, until
-from wire import id_of, publish, pubrel
+from wire import connack, id_of, publish, pubrel
 
 
 def acknowledged(broker):
@@ -715,30 +715,143 @@ def test_piece_of_a_qos_2_message_whose_handler_disconnects_is_not_handed_over_a
 
 
 @pytest.mark.req("Q3", "R2", "R4")
-def test_piece_that_was_taken_before_a_disconnect_acknowledges_no_later_piece():
+def test_piece_that_counts_as_taken_acknowledges_no_later_piece():
     async def case(broker):
-        broker.present = 1
-        mqtt = client(broker, buffer_bytes=128, chunks=True)
+        mqtt = client(broker, buffer_bytes=128, chunks=True, unclaimed_s=0.1, response_s=0)
         await mqtt.connect()
         broker.give(publish(b"a", bytes(300), 2, 1), pubrel(1))
         assert (await mqtt.__anext__()).topic == "a"
-        await mqtt.disconnect()
-        await mqtt.connect()
         seen = []
 
         async def work():
             async for message in mqtt:
                 seen.append(message.offset)
-                if seen[-1]:
-                    await asyncio.sleep(PATIENCE_S)  # it does not finish with the second piece
+                await asyncio.sleep(PATIENCE_S)  # it does not finish with the second piece
 
         worker = asyncio.create_task(work())
-        await until(lambda: seen == [0, 120])
+        await until(lambda: seen == [120])
         last = asyncio.create_task(mqtt.disconnect())
         async for _ in mqtt:  # this finishes with the first piece
             pass
         assert mqtt.session.handed  # the second one is not acknowledged, or it would be lost in a power cut
         await last
+        worker.cancel()
+
+    run(case)
+
+
+async def offsets(mqtt, n):
+    """Take n pieces; return their offsets."""
+    seen = []
+    while len(seen) < n:
+        seen.append((await mqtt.__anext__()).offset)
+    return seen
+
+
+@pytest.mark.req("R2", "R4")
+@pytest.mark.parametrize("qos", [0, 1, 2])
+def test_piece_that_the_program_keeps_does_not_stop_reading_for_good(qos):
+    async def case(broker):
+        broker.present = 1
+        async with client(broker, buffer_bytes=128, chunks=True, unclaimed_s=0.1, response_s=0) as mqtt:
+            broker.give(publish(b"a", bytes(300), qos, 1), *[pubrel(1)][: qos - 1])
+            message = await asyncio.wait_for(mqtt.__anext__(), PATIENCE_S)
+            assert (message.topic, message.offset, message.more) == ("a", 0, True)
+            assert await mqtt.subscribe("b", 1, None, PATIENCE_S) == 1
+            await until(lambda: mqtt.missed + mqtt.unclaimed == 1 and acknowledged(broker) == [1][:qos])
+            broker.drop()
+            await until(lambda: broker.connects == 2 and mqtt.connected)
+
+    run(case)
+
+
+@pytest.mark.req("R2", "R4")
+def test_handler_that_keeps_the_last_piece_does_not_stop_reading_for_good():
+    async def case(broker):
+        async with client(broker, buffer_bytes=128, chunks=True, unclaimed_s=0.1, response_s=0) as mqtt:
+            seen = []
+
+            async def handler(message):
+                seen.append(message.offset)
+                while message.offset == 120 and len(seen) < 5:
+                    await asyncio.sleep(0.01)
+
+            await mqtt.subscribe("a", 2, handler)
+            broker.give(publish(b"a", bytes(200), 1, 1), publish(b"c", b""), publish(b"a", b"", 1, 2))
+            await until(lambda: acknowledged(broker) == [1])
+            assert (await mqtt.__anext__()).topic == "c"
+            assert seen == [0, 120]  # a handler works on one message at a time
+            seen += [1] * 3
+            await until(lambda: acknowledged(broker) == [1, 2])
+            assert seen[5:] == [0]
+
+    run(case)
+
+
+@pytest.mark.req("R2", "R4")
+@pytest.mark.parametrize("qos", [0, 1, 2])
+def test_lost_connection_is_noticed_while_the_program_works_on_a_piece(qos):
+    async def case(broker):
+        broker.present = 1
+        async with client(broker, buffer_bytes=128, chunks=True) as mqtt:
+            broker.give(publish(b"a", bytes(300), qos, 1), *[pubrel(1)][: qos - 1])
+            assert (await mqtt.__anext__()).offset == 0
+            broker.drop()
+            while broker.connects == 1 or not mqtt.connected:
+                await mqtt.publish("b", "x", 1)
+                await asyncio.sleep(0.01)
+            if qos < 2:
+                broker.give(publish(b"a", bytes(300), qos, 1, dup=qos))
+            assert await offsets(mqtt, 2) == [120, 240] if qos == 2 else [0, 120]
+
+    run(case)
+
+
+@pytest.mark.req("Q4", "R2", "R4")
+@pytest.mark.parametrize(
+    ("finished", "n"), [(when, n) for when in ("before", "while connecting", "after") for n in (0, 2)]
+)
+def test_piece_of_a_qos_2_message_is_not_handed_over_again_after_a_disconnect_and_connect(finished, n):
+    async def case(broker):
+        broker.present = 1
+        mqtt = client(broker, buffer_bytes=128, chunks=True)
+        await mqtt.connect()
+        broker.give(publish(b"a", bytes(300), 2, 1), pubrel(1))
+        seen = []
+        going_on = asyncio.Event()
+
+        async def work():
+            while len(seen) < 3:
+                try:
+                    async for message in mqtt:
+                        seen.append(message.offset)
+                        if len(seen) == n + 1:
+                            await going_on.wait()
+                except Exception:
+                    seen.append("failed")
+                await asyncio.sleep(0.001)
+
+        worker = asyncio.create_task(work())
+        await until(lambda: len(seen) == n + 1)
+        await mqtt.disconnect()
+        broker.silent = finished == "while connecting"
+        if finished == "before":
+            going_on.set()
+            await asyncio.sleep(0.02)
+        mqtt.start()
+        await until(lambda: len(broker.of(1)) == 2)
+        if broker.silent:
+            going_on.set()
+            await asyncio.sleep(0.02)
+            broker.silent = False
+            broker.give(connack(1))
+        await until(lambda: mqtt.connected)
+        broker.give(pubrel(1))
+        await asyncio.sleep(0.05)
+        going_on.set()
+        await until(lambda: acknowledged(broker) == [1])
+        assert seen == [0, 120, 240]
+        await mqtt.disconnect()
         worker.cancel()
 
     run(case)

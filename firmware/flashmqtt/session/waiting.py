@@ -310,6 +310,14 @@ class WaitingQueue:
     def add_piece(self, now_ms: int) -> "Any":
         """Queue a piece of a long message for a program with tasks; return it. The caller acknowledges the message."""
         message = self._session.message
+        for entry in self.entries:  # the program still has it from the last connection
+            if (
+                not entry.kind
+                and entry.qos == message.qos == 2
+                and entry.packet_id == self._pieces
+                and entry.offset == message.offset
+            ):
+                return entry
         self._pieces += 1
         entry = Waiting(message, self._pieces, False, now_ms, True)
         entry.kind = 0
@@ -497,6 +505,7 @@ class WaitingQueue:
                     self.owing[self.owing.index(entry)] = receipt
             elif entry.qos == 2 and not entry.failures and entry.packet_id == self._pieces:
                 # A piece of a held message, which no other has replaced: now, as the program may disconnect next.
+                self._session.handed = self._session.handed or self._session.long.key > 0
                 self._session.acknowledge()
             self.bytes -= len(entry.buffer)
         entry.state = DONE
