@@ -14,6 +14,7 @@ import statistics
 import tempfile
 import time
 from collections import defaultdict
+from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,13 +25,16 @@ from tools.children import Child
 from tools.proof import packets as p
 from tools.proof.bench.codec import module_path
 from tools.proof.bench.figures import Bench
+from tools.proof.device import END
 from tools.proof.faults.peer import Peer
-from tools.proof.program import MICROPYTHON
+from tools.proof.faults.runner import settings
+from tools.proof.program import MICROPYTHON, Program, holds
 from tools.proof.proxy import Proxy
 
 DEVICE = Path(__file__).parent / "on_board" / "session.py"
 PATH = f".frozen:{module_path()}:{ROOT}"
 DEADLINE_S = 120
+KEEP_ALIVE_S = 4
 # A board's heap, in 64-bit words. In a heap of megabytes umqtt.simple's garbage is not collected during a measurement, and each
 # new page costs a page fault: that doubled its CPU time.
 HEAP = "heapsize=512K"
@@ -84,7 +88,7 @@ async def publish_many(port: int, count: int, qos: int, at_once: int = 50) -> No
         )
         await asyncio.sleep(0.002)  # at QoS 0 a broker drops what a slow receiver does not take
     for _ in range(5):
-        await peer.send("bench/in", b"end", qos)
+        await peer.send("bench/in", END.encode(), qos)
         await asyncio.sleep(0.05)
     await peer.stop()
 
@@ -103,9 +107,9 @@ async def _measure(bench: Bench, directory: Path) -> None:
         await _throughput(bench, broker.port)
         await _cpu_and_heap(bench, broker.port)
         await _receive_rate(bench)
-        await _silence(bench, broker.port)
-        await _burst(bench, broker.port)
-    await _resume(bench, directory / "resume")
+        await _silence(bench, directory / "silence", broker.port)
+        await _burst(bench, directory / "burst", broker.port)
+    await _resume(bench, directory)
 
 
 async def _throughput(bench: Bench, port: int) -> None:
@@ -179,34 +183,53 @@ async def _receive_rate(bench: Bench) -> None:
     bench.figure("session.receive_qos0_asyncio.per_s", best["flashmqtt-aio"])
 
 
-async def _silence(bench: Bench, port: int) -> None:
+@contextlib.asynccontextmanager
+async def _subscribed(directory: Path, port: int, **more: Any) -> AsyncIterator[tuple[Program, list[str]]]:
+    """Yield a board's program that is connected and subscribed, and the kinds of the lines that it prints."""
+    directory.mkdir()
+    program, printed = Program("mpy", directory, HEAP.partition("=")[2]), list[str]()
+    program.note = lambda kind, words: printed.append(END if END in words else kind)
+    journal = directory / "journal"
+    try:
+        await program.start(settings("bench", port, 4, journal, response_s=30, backoff=(100, 500), window=16, **more))
+        for step in (("subscribe", "bench/in", 2), ("connect",), ("settle",)):
+            await program.do(*step)
+        yield program, printed
+    finally:
+        await program.off()
+
+
+async def _silence(bench: Bench, directory: Path, port: int) -> None:
     bench.progress("session: a link that falls silent")
     link = await Proxy(port).start()
-    board = await Board("flashmqtt-ram", link.port, "silence").start()
-    await board.line()
-    link.swallow()
-    bench.figure("session.silent_link_keepalives", (await board.result())["keep_alives"])
+    async with _subscribed(directory, link.port, keep_alive_s=KEEP_ALIVE_S) as (_, printed):
+        link.swallow()
+        begin = time.monotonic()
+        await holds(lambda: "ended" in printed, DEADLINE_S)
+        bench.figure("session.silent_link_keepalives", (time.monotonic() - begin) / KEEP_ALIVE_S)
     await link.stop()
 
 
-async def _burst(bench: Bench, port: int) -> None:
+async def _burst(bench: Bench, directory: Path, port: int) -> None:
     """Measure how many of 100 QoS 2 messages, sent at once, arrive in one connection."""
     bench.progress("session: a burst of inbound QoS 2 messages")
-    board = await Board("flashmqtt", port, "burst", 100, 2).start()
-    await board.line()
-    await publish_many(port, 100, 2, at_once=100)
-    bench.figure("session.inbound_qos2_burst", (await board.result())["received"])
+    async with _subscribed(directory, port, keep_alive_s=60, sectors=256) as (_, printed):
+        await publish_many(port, 100, 2, at_once=100)
+        await holds(lambda: "ended" in printed or printed.count("got") >= 100, 20)
+        received = printed[: printed.index("ended")] if "ended" in printed else printed
+        bench.figure("session.inbound_qos2_burst", received.count("got"))
 
 
 async def _resume(bench: Bench, directory: Path) -> None:
+    """How long after the return of the broker a message arrives that was published while it was away."""
     bench.progress("session: the broker's return")
-    with Broker(directory, kind="mosquitto") as broker:
-        board = await Board("flashmqtt", broker.port, "resume", qos=1).start()
-        await board.line()
-        broker.kill()
-        await board.line()
-        await asyncio.sleep(2)
-        broker.start()
-        begin = time.monotonic()
-        await board.result()
-        bench.figure("session.resume_s", time.monotonic() - begin)
+    with Broker(directory / "broker", kind="mosquitto") as broker:
+        async with _subscribed(directory / "board", broker.port) as (program, printed):
+            broker.kill()
+            await holds(lambda: "ended" in printed, DEADLINE_S)
+            await program.do("publish", "bench/out", [1], (1,), 64, False)
+            await asyncio.sleep(2)
+            broker.start()
+            begin = time.monotonic()
+            await holds(lambda: "delivered" in printed, DEADLINE_S)
+            bench.figure("session.resume_s", time.monotonic() - begin)

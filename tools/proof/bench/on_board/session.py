@@ -59,7 +59,6 @@ class Ours(Taken):
     """flashmqtt's blocking client."""
 
     def __init__(self, journal):
-        from flashmqtt.backoff import Backoff
         from flashmqtt.client import Client
         from flashmqtt.errors import StoreFull
 
@@ -88,11 +87,9 @@ class Ours(Taken):
             "bench-ours",
             store,
             window=WINDOW,
-            keep_alive_s=4 if WHAT == "silence" else 60,
             # umqtt.simple's sessions are clean, too. With a persistent session the next run would begin with thousands of
             # messages that the broker has queued; mosquitto 2.0.11 may then use CPU time without sending anything.
             clean=WHAT == "take",
-            backoff=Backoff(base_ms=100, cap_ms=500),
         )
         self.mqtt.connect(5)
 
@@ -223,43 +220,11 @@ def heap(client):
     return {"heap_bytes": grown / COUNT, "writes": counting.writes}
 
 
-def silence(client):
-    """Return after how many keep alives a silent link is noticed; the harness silences it when it reads `ready`."""
-    print("ready")
-    begin = time.ticks_ms()
-    # One `poll` may both notice the silence and connect again.
-    while client.mqtt.connected and client.mqtt.link.connects == 1:
-        client.mqtt.poll(50)
-    return {"keep_alives": time.ticks_diff(time.ticks_ms(), begin) / 4000}
-
-
-def burst(client):
-    """Return how many of COUNT messages, published at once by the harness at `ready`, arrive in one connection."""
-    client.subscribe()
-    print("ready")
-    end = time.ticks_add(time.ticks_ms(), 20_000)
-    while client.received < COUNT and client.mqtt.link.connects == 1 and time.ticks_diff(end, time.ticks_ms()) > 0:
-        client.mqtt.poll(50)
-    return {"received": client.received}
-
-
-def resume(client):
-    """Publish without a broker, and wait for the delivery; the harness stops and starts the broker, and takes the time."""
-    print("ready")
-    while client.mqtt.connected:
-        client.mqtt.poll(50)
-    handle = client.mqtt.publish(TOPIC, PAYLOAD, 1)
-    print("down")
-    while not client.mqtt.delivered(handle):
-        client.mqtt.poll(20)
-    return {"delivered": 1}
-
-
 if NAME == "flashmqtt-aio":
     print(take_aio())
 else:
     print(
-        {"send": send, "take": take, "heap": heap, "silence": silence, "resume": resume, "burst": burst}[WHAT](
+        {"send": send, "take": take, "heap": heap}[WHAT](
             Simple() if NAME == "umqtt.simple" else Ours(NAME == "flashmqtt")
         )
     )
