@@ -4,6 +4,7 @@ import sys
 
 import pytest
 
+from chips import chip
 from tools.flashsim.nor import MODELS, NorFlash, PowerCut
 
 ON_MICROPYTHON = sys.implementation.name == "micropython"
@@ -24,7 +25,7 @@ def _pattern(n, salt=1):
 @pytest.mark.parametrize("personality", PERSONALITIES)
 @pytest.mark.req("S3", "S4")
 def test_programmed_bytes_are_read_back_until_erased(personality):
-    flash = NorFlash(4 * SECTOR, personality)
+    flash = chip(4 * SECTOR, personality)
     assert flash.ioctl(4, 0) == 4 and flash.ioctl(5, 0) == SECTOR
     flash.ioctl(6, 1)
     flash.writeblocks(1, _pattern(512), 256)
@@ -43,7 +44,7 @@ def test_programmed_bytes_are_read_back_until_erased(personality):
 @pytest.mark.parametrize("personality", ["rp2", "esp32"])
 @pytest.mark.req("S4")
 def test_changing_a_programmed_byte_is_a_violation_and_only_clears_bits(personality):
-    flash = NorFlash(SECTOR, personality)
+    flash = chip(SECTOR, personality)
     page = bytearray(b"\xff" * 256)
     page[7] = 0xF0
     flash.writeblocks(0, page, 0)
@@ -60,7 +61,7 @@ def test_changing_a_programmed_byte_is_a_violation_and_only_clears_bits(personal
 
 @pytest.mark.req("S4")
 def test_encrypted_block_is_programmed_once_and_reads_noise_when_erased():
-    flash = NorFlash(SECTOR, "esp32-encrypted")
+    flash = chip(SECTOR, "esp32-encrypted")
     assert flash.info()[5] is True
     assert _read(flash, 0, 32) != b"\xff" * 32
     for off, n in ((8, 16), (16, 24)):
@@ -108,7 +109,7 @@ def _script(flash):
 
 
 def _cut(personality, operation, model, variant):
-    flash = NorFlash(SECTOR, personality)
+    flash = chip(SECTOR, personality)
     flash.arm(operation, model, variant)
     with pytest.raises(PowerCut) as cut:
         _script(flash)
@@ -125,7 +126,7 @@ def test_power_cut_follows_its_model_and_replays_by_id(model):
         for operation in range(1, 6):
             for variant in range(6):
                 flash, cut_id = _cut(personality, operation, model, variant)
-                again = NorFlash(SECTOR, personality)
+                again = chip(SECTOR, personality)
                 assert cut_id == "%d/%s/%d" % (operation, model, variant)
                 again.arm(operation, model, variant)
                 with pytest.raises(PowerCut):
@@ -133,7 +134,7 @@ def test_power_cut_follows_its_model_and_replays_by_id(model):
                 again.power_up()
                 assert flash.peek(0, SECTOR) == again.peek(0, SECTOR)
                 assert _read(flash, 0, SECTOR) == _read(again, 0, SECTOR)
-                whole = NorFlash(SECTOR, personality)
+                whole = chip(SECTOR, personality)
                 before = bytearray(b"\xff" * SECTOR)
                 try:
                     whole.arm(operation, "nothing")
@@ -186,7 +187,7 @@ def test_torn_erase_can_leave_anything():
 @pytest.mark.parametrize("personality", ["rp2", "esp32"])
 @pytest.mark.req("S4")
 def test_bad_sector_ignores_erases_or_programs(personality):
-    flash = NorFlash(2 * SECTOR, personality)
+    flash = chip(2 * SECTOR, personality)
     flash.writeblocks(0, bytearray(256), 0)
     flash.set_bad(0, "erase")
     flash.ioctl(6, 0)
@@ -226,7 +227,7 @@ def test_unarmed_chip_in_memory_allocates_nothing():
     if not ON_MICROPYTHON:
         pytest.skip("only MicroPython has heap_lock")
     for personality in ("rp2", "esp32"):
-        flash = NorFlash(2 * SECTOR, personality)
+        flash = chip(2 * SECTOR, personality)
         page = _pattern(256)
         _locked(flash, page)
         assert page == _pattern(256) == flash.peek(SECTOR + 256, 256)

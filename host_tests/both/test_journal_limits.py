@@ -4,6 +4,7 @@ import sys
 
 import pytest
 
+from chips import EncryptedFlash
 from failing import FailingRegion, StuckRegion
 from flashmqtt.errors import FlashFailed, StoreCorrupt, StoreError, StoreForeign, StoreFull, StoreWorn, UsageError
 from flashmqtt.flash.block import BlockRegion
@@ -700,7 +701,7 @@ def test_region_with_too_few_or_too_small_sectors_is_refused():
 
 @pytest.mark.req("S4")
 def test_encrypted_partition_is_refused():
-    flash = NorFlash(4 * 4096, "esp32-encrypted")
+    flash = EncryptedFlash(4 * 4096)
     with pytest.raises(StoreForeign) as refused:
         Journal(BlockRegion(flash))
     assert "encrypted" in str(refused.value)

@@ -10,6 +10,7 @@ from binascii import crc32
 
 import pytest
 
+from chips import replugged
 from flashmqtt.errors import FlashFailed, UsageError
 from flashmqtt.flash.block import BlockRegion
 from tools.flashsim.nor import NorFlash, PowerCut, Random
@@ -62,7 +63,7 @@ class Board:
         except (OSError, PowerCut):
             pass
         self.fs = None
-        self.flash = self.flash.replugged()
+        self.flash = replugged(self.flash)
         gc.collect()
         self.mount()
 

@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from chips import chip
 from flashmqtt.errors import FlashFailed, StoreForeign, UsageError
 from flashmqtt.flash.block import BlockRegion
 from flashmqtt.flash.file import FileRegion, StoreInUse
@@ -22,7 +23,7 @@ class Block:
         self.personality, self.sectors, self.first, self.beyond = personality, sectors, first, beyond
 
     def make(self):
-        self.flash = NorFlash((self.first + self.sectors + self.beyond) * SECTOR, self.personality)
+        self.flash = chip((self.first + self.sectors + self.beyond) * SECTOR, self.personality)
         self.neighbours = self._neighbours()
         return BlockRegion(self.flash, self.first, self.sectors)
 
@@ -213,7 +214,7 @@ def test_programmed_byte_refuses_another_value_and_ff_keeps_it(kind):
 @pytest.mark.req("S3")
 def test_geometry_comes_from_the_device_or_arguments():
     for personality, page in (("rp2", 256), ("esp32", 1), ("esp32-encrypted", 16)):
-        region = BlockRegion(NorFlash(8 * SECTOR, personality))
+        region = BlockRegion(chip(8 * SECTOR, personality))
         assert (region.sectors, region.sector_bytes, region.page_bytes) == (8, SECTOR, page)
         assert region.reads_blank is (page != 16)
     flash = NorFlash(8 * SECTOR, "esp32")
@@ -223,7 +224,7 @@ def test_geometry_comes_from_the_device_or_arguments():
         with pytest.raises(UsageError):
             BlockRegion(flash, first, count, page)
     with pytest.raises(UsageError):
-        BlockRegion(NorFlash(SECTOR, "esp32-encrypted"), page_bytes=8)
+        BlockRegion(chip(SECTOR, "esp32-encrypted"), page_bytes=8)
 
 
 @pytest.mark.req("S6")
@@ -236,7 +237,7 @@ def test_what_is_no_block_device_is_refused():
 @pytest.mark.parametrize("personality", ["rp2", "esp32", "esp32-encrypted"])
 @pytest.mark.req("S4", "S6")
 def test_sector_that_fails_to_program_or_erase_is_reported(personality):
-    flash = NorFlash(4 * SECTOR, personality)
+    flash = chip(4 * SECTOR, personality)
     region = BlockRegion(flash)
     region.erase(0)
     flash.set_bad(0, "program")
@@ -306,7 +307,7 @@ def test_device_error_raises_flash_failed():
 @pytest.mark.parametrize("personality", ["rp2", "esp32"])
 @pytest.mark.req("S2", "S4")
 def test_power_cut_during_program_leaves_a_usable_region(personality):
-    flash = NorFlash(2 * SECTOR, personality)
+    flash = chip(2 * SECTOR, personality)
     region = BlockRegion(flash)
     region.erase(0)
     flash.arm(2, "prefix", 10)
@@ -338,7 +339,7 @@ def _steady(region, page, long):
 def test_erase_program_and_read_allocate_nothing(personality):
     if not ON_MICROPYTHON:
         pytest.skip("only MicroPython has heap_lock")
-    flash = NorFlash(2 * SECTOR, personality)
+    flash = chip(2 * SECTOR, personality)
     region = BlockRegion(flash)
     page, long = _pattern(256), _pattern(768)
     _steady(region, page, long)

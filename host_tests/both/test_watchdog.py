@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from app import clock
+from chips import replugged
 from fake_board import load_board
 from flashmqtt import link
 from flashmqtt.backoff import Backoff
@@ -102,7 +103,7 @@ class Board:
         except (OSError, PowerCut):
             pass
         gc.collect()
-        self.flash = self.flash.replugged()
+        self.flash = replugged(self.flash)
         self.mount()
 
     def open(self, count):

@@ -20,6 +20,7 @@ if __name__ == "__main__":
 
 import pytest
 
+from chips import replugged
 from flashmqtt.connection import DELIVERED, IN_DOUBT, OPEN
 from flashmqtt.errors import ConnectionLost, StoreFull
 from flashmqtt.flash.block import BlockRegion
@@ -51,7 +52,7 @@ class Full(Torn):
             try:
                 return Journal(BlockRegion(self.flash), self.policy)
             except PowerCut:
-                self.flash = self.flash.replugged()
+                self.flash = replugged(self.flash)
 
     def boot(self):
         self.open_store = Full.mount

@@ -14,6 +14,7 @@ if __name__ == "__main__":
 
 import pytest
 
+from chips import replugged
 from flashmqtt.connection import DAMAGED
 from flashmqtt.errors import StoreFull
 from flashmqtt.flash.block import BlockRegion
@@ -39,7 +40,7 @@ class Torn(World):
             try:
                 return Journal(BlockRegion(self.flash))
             except PowerCut:
-                self.flash = self.flash.replugged()
+                self.flash = replugged(self.flash)
 
     def cut(self):
         """Cut the power inside one of the next flash operations, or now."""
@@ -53,7 +54,7 @@ class Torn(World):
             self.lose_power()
 
     def lose_power(self):
-        self.flash = self.flash.replugged()
+        self.flash = replugged(self.flash)
         if not self.random.below(4):  # a second cut during the next start
             self.flash.arm(1 + self.random.below(4), "bits", self.random.below(100))
         super().cut()

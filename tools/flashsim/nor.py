@@ -7,7 +7,6 @@
 Each personality behaves like a port (rp2_flash.c and esp32_partition.c of MicroPython 1.24 to 1.29):
     "rp2"              programs whole 256-byte pages: a shorter buffer programs also the RAM behind it; no errors, no bounds
     "esp32"            any offset and length; OSError outside the partition
-    "esp32-encrypted"  multiples of 16 bytes; each 16-byte block can be programmed once; an erased block reads as noise
 `violations` is a list of texts: accesses that a port does not refuse but that a correct driver must not make. These are a byte
 programmed to a second value between erases (the same value again is allowed, also after a cut), a page programmed across its end,
 a length that is not whole pages, an access outside the device, and a source buffer that may be in flash itself.
@@ -109,8 +108,8 @@ class NorFlash:
     def __init__(self, size_bytes, personality="rp2", seed=1):
         if size_bytes <= 0 or size_bytes % SECTOR_BYTES:
             raise ValueError("size_bytes %s: whole sectors of 4096 bytes are needed" % size_bytes)
-        if personality not in ("rp2", "esp32", "esp32-encrypted"):
-            raise ValueError("personality %s: use rp2, esp32 or esp32-encrypted" % personality)
+        if personality not in ("rp2", "esp32"):
+            raise ValueError("personality %s: use rp2 or esp32" % personality)
         self.size_bytes = size_bytes
         self.sectors = size_bytes // SECTOR_BYTES
         self.personality = personality
@@ -121,7 +120,6 @@ class NorFlash:
         self.dead = False
         self.cut_id = ""
         self._rp2 = personality == "rp2"
-        self._encrypted = personality == "esp32-encrypted"
         self._cut_operation = 0
         self._cut_model = ""
         self._cut_variant = 0
@@ -173,8 +171,6 @@ class NorFlash:
         self._load(at, buf, 0, length)
         if self._weak:
             self._randomise_weak(at, buf)
-        if self._encrypted:
-            copy(buf, 0, self._ciphered(at, buf), 0, length)
 
     def writeblocks(self, n, buf, off=None):
         """Program buf at block n, byte off; without off, erase the blocks first."""
@@ -195,13 +191,9 @@ class NorFlash:
         if at < 0 or at + length > self.size_bytes:
             self._outside("program", at, length)
             return
-        if self._encrypted and (at % 16 or length % 16):
-            raise OSError(-_ESP_ERR_INVALID_ARG if at % 16 else -_ESP_ERR_INVALID_SIZE)
         if off is None:
             for sector in range(n, n + (length + SECTOR_BYTES - 1) // SECTOR_BYTES):
                 self._erase(sector)
-        if self._encrypted:
-            buf = self._ciphered(at, buf)
         start = 0
         while start < length:
             part = min(length - start, PAGE_BYTES - (at + start) % PAGE_BYTES)
@@ -228,7 +220,7 @@ class NorFlash:
         """Return type, subtype, address, size, label, encrypted, like esp32.Partition.info()."""
         if self._rp2:
             raise AttributeError("info")
-        return (1, 0x40, 0x200000, self.size_bytes, "simulated", self._encrypted)
+        return (1, 0x40, 0x200000, self.size_bytes, "simulated", False)
 
     # --- counters and contents, for tests ---
 
@@ -282,22 +274,6 @@ class NorFlash:
         self.dead = False
         self._cut_operation = 0
 
-    def replugged(self):
-        """Return the same chip as a new object, powered up and with counters at 0; this object stays dead.
-
-        So objects of the old program, for example a file's finaliser, can't write to the chip after a power cut.
-        """
-        new = NorFlash(SECTOR_BYTES, self.personality)
-        new.size_bytes, new.sectors = self.size_bytes, self.sectors
-        new.erase_counts = [0] * self.sectors
-        new.violations = self.violations
-        new._weak, new._weak_density, new._bad = self._weak, self._weak_density, self._bad
-        new._meant = self._meant
-        new._cells = self._cells
-        self._cells = bytearray(0)
-        self.dead = True
-        return new
-
     def set_bad(self, sector, kind="both"):
         """Make "erase", "program" or "both" fail on a sector; "" repairs it."""
         if kind:
@@ -339,12 +315,7 @@ class NorFlash:
     def _combine(self, at, buf, start, n):
         """Program over existing bytes: bits change from 1 to 0 only; a second value is a violation."""
         page = self._page
-        if self._encrypted:
-            for i in range(0, n, 16):
-                if not is_blank(page, i, i + 16):
-                    self.violations.append("second program of an encrypted block at %d" % (at + i))
-                    break
-        reported = self._encrypted
+        reported = False
         for i in range(n):
             old = page[i]
             new = buf[start + i]
@@ -502,10 +473,6 @@ class NorFlash:
             if mask:
                 old[i] |= mask
                 self._weak[at + i] = mask
-
-    def _ciphered(self, at, buf):
-        """Return bytes as an encrypted partition stores them, or stored bytes as it reads them: erased ones look like noise."""
-        return bytearray([buf[i] ^ ((at + i) * 2654435761 >> 13 & 0xFF) for i in range(len(buf))])
 
 
 class FileNorFlash(NorFlash):
