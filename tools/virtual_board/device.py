@@ -112,8 +112,6 @@ class Device:
         Raises:
             Failure: the board does not start.
         """
-        self._wires.write_bytes(bytes([POWER_ON]) + bytes(11))
-        self._raw = False
         self._boot("power-on")
         if self._thread is None:
             self._thread = threading.Thread(target=self._serve, daemon=True)
@@ -126,8 +124,6 @@ class Device:
         with self._lock:
             self._kill()
             torn = tear(self.directory / "flash.bin", self.directory / "flash.intent", random.Random(seed))
-            self._wires.write_bytes(bytes([POWER_ON]) + bytes(11))
-            self._raw = False
             self._boot("power-on")
         self._wait_until_ready()
         return torn
@@ -172,7 +168,11 @@ class Device:
                 )
             time.sleep(0.005)
 
-    def _boot(self, how: str) -> None:
+    def _boot(self, how: str, wires: bytes = bytes([POWER_ON]) + bytes(7)) -> None:
+        """Start the process; `wires`, without a watchdog, is what survives, unless this is a soft reset."""
+        if how != "soft":
+            self._wires.write_bytes(wires + bytes(4))
+            self._raw = False
         inner, slave = os.openpty()
         _make_raw(slave)
         environment = {**self._environment, **({"FLASHMQTT_RAW": "1"} if self._raw else {})}
@@ -316,9 +316,7 @@ class Device:
         status = self._process.wait()
         self._kill()
         if status == -signal.SIGKILL:  # machine.reset() or the end of a deep sleep; a reset stops the watchdog
-            self._wires.write_bytes(self._wires.read_bytes()[:8] + bytes(4))
-            self._raw = False
-            self._boot("hard")
+            self._boot("hard", self._wires.read_bytes()[:8])
         else:
             self._to_user(b"MPY: soft reboot\r\n")
             self._boot("soft")
@@ -327,10 +325,7 @@ class Device:
         timeout_ms = int.from_bytes(self._wires.read_bytes()[8:12], "little")
         if timeout_ms and time.time() - self._wires.stat().st_mtime > timeout_ms / 1000:
             self._kill()
-            scratch = self._wires.read_bytes()[4:8]
-            self._wires.write_bytes(bytes([WATCHDOG_RESET, 0, 0, 0]) + scratch + bytes(4))
-            self._raw = False
-            self._boot("watchdog")
+            self._boot("watchdog", bytes([WATCHDOG_RESET, 0, 0, 0]) + self._wires.read_bytes()[4:8])
 
 
 def _make_raw(descriptor: int) -> None:

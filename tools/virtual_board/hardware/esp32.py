@@ -49,10 +49,7 @@ class Partition:
     def writeblocks(self, block_num, buf, offset=None):
         """Program; without an offset, erase first."""
         self._check(block_num, offset or 0, buf)
-        if offset is None:
-            simulated.device.writeblocks(self._first + block_num, buf)
-        else:
-            simulated.device.writeblocks(self._first + block_num, buf, offset)
+        simulated.device.writeblocks(self._first + block_num, buf, offset)
 
     def ioctl(self, op, arg=0):
         """Answer the block protocol."""

@@ -32,10 +32,7 @@ class Flash:
 
     def writeblocks(self, block_num, buf, offset=None):
         """Program; without an offset, erase first."""
-        if offset is None:
-            simulated.device.writeblocks(self._first + block_num, buf)
-        else:
-            simulated.device.writeblocks(self._first + block_num, buf, offset)
+        simulated.device.writeblocks(self._first + block_num, buf, offset)
 
     def ioctl(self, op, arg=0):
         """Answer the block protocol."""
