@@ -10,22 +10,16 @@ import argparse
 import sys
 import tomllib
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tools.command import Failure, ended, explained, filled, named, number, serve_metrics
 from tools.landing import segments
 
 from . import mapping, options, verdict
-from .commits import Output
+from .commits import Commit, Output
 from .storage import Storage
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-    from .commits import Commit
-    from .metrics import Metrics
-
 
 STOPPED = "stopped; the batches printed above are in the tables, and the next run continues after them"
 PRINTED = {"readings": "readings", "duplicates": "duplicates removed", "quarantine": "in quarantine"}
@@ -118,7 +112,7 @@ def _settings(table: dict[str, Any], before: str = "") -> Iterator[tuple[str, An
 @named("pipeline")
 def main(argv: list[str] | None = None) -> int:
     """Run the pipeline; return the exit status."""
-    from . import session, source
+    from . import follow, report, session, source, stream
 
     given = arguments(argv)
     verdict.expectations(given)
@@ -136,41 +130,27 @@ def main(argv: list[str] | None = None) -> int:
         print(f"  {count} in {given.landing} so far; starting Spark, which takes ten seconds or more", flush=True)
         settings = dict(one.split("=", 1) for one in given.conf)
         with session.opened(given.master, output.storage, settings) as spark:
-            return _run(spark, given, output, metrics, rules)
 
+            def on_commit(commit: Commit) -> None:
+                print_batch(commit)
+                if metrics:
+                    metrics.committed_batch(commit)
 
-def _run(
-    spark: SparkSession,
-    given: argparse.Namespace,
-    output: Output,
-    metrics: Metrics | None,
-    rules: mapping.Mapping,
-) -> int:
-    from . import follow, report, stream
-
-    def on_commit(commit: Commit) -> None:
-        print_batch(commit)
-        if metrics:
-            metrics.committed_batch(commit)
-
-    checkpoint = given.checkpoint or f"{given.out.rstrip('/')}/checkpoint"
-    where = (given.landing, given.out, checkpoint, given.buckets, given.segments_per_batch)
-    job = stream.Job(spark, *where, on_commit, given.late_after, not given.no_delta, rules)
-    query = job.start(given.follow)
-    proofs = None
-    if given.follow:
-
-        def expected() -> verdict.Expectations:
-            return verdict.expectations(given, now=True)
-
-        every = (given.prove_every, not given.no_report)
-        proofs = follow.Proofs(output, Storage(given.landing), expected, *every, metrics)
-    follow.until_ended(query, proofs)
-    found = verdict.judge(output, verdict.expectations(given))
-    verdict.print_audit(found)
-    if not given.no_report and found.batch:
-        print(f"  report: {report.write(output, found)}", flush=True)
-    return found.status
+            checkpoint = given.checkpoint or f"{given.out.rstrip('/')}/checkpoint"
+            where = (given.landing, given.out, checkpoint, given.buckets, given.segments_per_batch)
+            job = stream.Job(spark, *where, on_commit, given.late_after, not given.no_delta, rules)
+            query = job.start(given.follow)
+            proofs = None
+            if given.follow:
+                expected = partial(verdict.expectations, given, now=True)
+                every = (given.prove_every, not given.no_report)
+                proofs = follow.Proofs(output, Storage(given.landing), expected, *every, metrics)
+            follow.until_ended(query, proofs)
+            judged = verdict.judge(output, verdict.expectations(given))
+            verdict.print_audit(judged)
+            if not given.no_report and judged.batch:
+                print(f"  report: {report.write(output, judged)}", flush=True)
+            return judged.status
 
 
 def print_batch(commit: Commit) -> None:

@@ -40,6 +40,7 @@ TYPES = {
     pa.bool_(): "boolean",
 }
 SHEET = ("taken", "device", "name", "value", "unit", "text", "flag", "dated_by", "arrival")
+ROWS = 20_000
 SHEET_QUERY = f"SELECT {', '.join(SHEET)} FROM dated ORDER BY device, taken, name"
 
 
@@ -177,8 +178,15 @@ class Sink(ABC):
         """Rewrite the database's files, because they keep deleted bytes."""
 
     @abstractmethod
+    def _cursor(self) -> Any:
+        """Return what runs a query whose rows are fetched in parts."""
+
     def dated(self) -> Iterator[list[tuple[Any, ...]]]:
         """Yield the rows of the view `dated` (SHEET's columns), in batches, sorted by device and time."""
+        with self.transaction():
+            found = self._cursor().execute(SHEET_QUERY)
+            while rows := found.fetchmany(ROWS):
+                yield rows
 
     def close(self) -> None:
         """Close the database. All written rows of a DuckDB file are in it then, without a separate log."""

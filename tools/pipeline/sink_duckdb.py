@@ -7,7 +7,6 @@ the sink has not read are rows compared with existing ones. Times are in UTC, wi
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -16,9 +15,7 @@ import pyarrow as pa
 
 from tools.landing.durable import sync_directory
 
-from .sink_database import SHEET_QUERY, Sink, SinkError, dated_view, driver, first_line
-
-ROWS = 65_536
+from .sink_database import Sink, SinkError, dated_view, driver, first_line
 
 
 class DuckSink(Sink):
@@ -76,8 +73,5 @@ class DuckSink(Sink):
             leftover.unlink(missing_ok=True)
         self._open()
 
-    def dated(self) -> Iterator[list[tuple[Any, ...]]]:
-        """Yield the rows of the view `dated` for a spreadsheet, in batches, sorted by device and time."""
-        found = self._connection.execute(SHEET_QUERY)
-        while rows := found.fetchmany(ROWS):
-            yield rows
+    def _cursor(self) -> Any:
+        return self._connection

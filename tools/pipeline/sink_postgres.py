@@ -9,19 +9,17 @@ from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
 
-from .sink_database import SHEET_QUERY, TABLES, Sink, SinkError, column_list, dated_view, driver, first_line
+from .sink_database import TABLES, Sink, SinkError, column_list, dated_view, driver, first_line
 
 NAMES = ("device", "name", "collector")
 LONGEST_NAME_BYTES = 600
 CHUNK = "7 days"
-ROWS = 20_000
 
 
 class PostgresSink(Sink):
@@ -129,12 +127,8 @@ class PostgresSink(Sink):
                 f"{self.where}: {warnings[0]}. Deleted rows are still in the server's files: VACUUM FULL deletes them"
             )
 
-    def dated(self) -> Iterator[list[tuple[Any, ...]]]:
-        """Yield the rows of the view `dated` for a spreadsheet, in batches, sorted by device and time."""
-        with self.transaction(), self._connection.cursor("flashmqtt_dated") as cursor:
-            cursor.execute(SHEET_QUERY)
-            while rows := cursor.fetchmany(ROWS):
-                yield rows
+    def _cursor(self) -> Any:
+        return self._connection.cursor("flashmqtt_dated")  # on the server: the client would read all rows at once
 
 
 def address(to: str) -> str:
