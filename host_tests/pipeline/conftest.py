@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+import uuid
 from types import SimpleNamespace
 from typing import NamedTuple
 
@@ -12,8 +13,11 @@ import pytest
 
 from host_tests.pipeline import browser
 from host_tests.pipeline.planted import write_pack
-from tools.landing import parquet
-from tools.pipeline import session, stream
+from tools.landing import parquet, segments
+from tools.pipeline import session, source, stream
+from tools.pipeline.commits import Output
+from tools.pipeline.delta import Delta
+from tools.pipeline.storage import Storage
 
 SMALL_FRAMES = {
     "spark.default.parallelism": "2",
@@ -75,6 +79,22 @@ class Local:
     def collect(self):
         """Return the rows."""
         return self.rows
+
+
+def once(spark, landing, out, buckets=segments.BUCKETS, **more):
+    """Process a whole landing as one batch, without a checkpoint."""
+    output, directory = Output(out), Storage(landing)
+    output.prepare(buckets)
+    end = {collector: max(numbers) for collector, numbers in source.latest(directory).items()}
+    commit = stream.run_batch(spark, end, directory, output, buckets, uuid.uuid4().hex, 0, **more)
+    Delta(output).follow()
+    return commit
+
+
+def rows_in(output, table):
+    """Return the number of rows of a table, by the commits."""
+    held = sum(map(output.storage.rows, output.files("held"))) if table == "quarantine" else 0
+    return held + sum(commit.rows.get(table, 0) for commit in output.commits())
 
 
 class Row(NamedTuple):

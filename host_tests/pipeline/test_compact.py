@@ -8,6 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from host_tests.pipeline.conftest import rows_in
 from tools.pipeline import commits, compact, ledger, remake, report, stream, task, verdict
 from tools.pipeline.commits import Output
 from tools.pipeline.storage import Storage
@@ -78,7 +79,7 @@ def test_compaction_merges_small_files_and_keeps_compacted_ones(local, days, out
     assert len(days.readings()) == 22
     assert {path.name for path in (out / "readings").rglob("*.parquet")} == {name.split("/")[-1] for name in new}
     assert compact.compact(local, str(out)) is None
-    assert days.output.rows("readings") == 22
+    assert rows_in(days.output, "readings") == 22
     assert verdict.judge(days.output).line == verdict.WHOLE
 
 
@@ -160,7 +161,7 @@ def test_retention_deletes_old_days_and_keeps_the_audit(local, days, out):
     compact.compact(local, str(out))
     merged = compact.compact(None, str(out), keep_from=day(3))
     assert {compact.day_of(name) for name in days.output.files("readings")} == {day(3), day(4)}
-    assert (merged.kept_from, days.output.rows("readings")) == (day(3), 4)
+    assert (merged.kept_from, rows_in(days.output, "readings")) == (day(3), 4)
     assert not (out / "readings" / f"day={day(0)}").exists() or not list(
         (out / "readings" / f"day={day(0)}").rglob("*.parquet")
     )
@@ -189,7 +190,7 @@ def test_clock_in_the_future_deletes_no_new_message_in_quarantine_either(local, 
     stream.run_batch(local, {"c": 1}, Storage(str(landing.directory)), output, 2, "s", 0)
     monkeypatch.setattr(compact.datetime, "datetime", Later)
     assert compact.main(["--out", str(out), "--keep-days", "1"]) == 0
-    assert output.rows("quarantine") == 1
+    assert rows_in(output, "quarantine") == 1
 
 
 @pytest.mark.req("P3", "P7")

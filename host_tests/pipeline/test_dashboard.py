@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from host_tests.pipeline import browser
-from host_tests.pipeline.conftest import Landing, Local
+from host_tests.pipeline.conftest import Landing, Local, once
 from tools.command import Failure
-from tools.pipeline import compact, dashboard, report, stream, verdict
+from tools.pipeline import compact, dashboard, report, verdict
 from tools.pipeline.commits import Output
 
 pytestmark = [pytest.mark.req("P9"), pytest.mark.usefixtures("without_delta")]
@@ -36,7 +36,7 @@ def take(local, landing, tmp_path):
                 at = 1_790_000_000 + 60 * number
                 landing.message(device, 1, number, value, bt=at, arrival_us=at * 1_000_000)
         landing.seal()
-        stream.once(local, str(landing.directory), str(out), 2)
+        once(local, str(landing.directory), str(out), 2)
         return out
 
     return taken
@@ -65,7 +65,7 @@ def served_once(tmp_path_factory):
     landing.directory.mkdir()
     landing.message("a", 1, 1)
     landing.seal()
-    stream.once(Local(), str(landing.directory), str(home / "out"), 2)
+    once(Local(), str(landing.directory), str(home / "out"), 2)
     with serving(home / "out") as (shown, port):
         shown.refresh()
         yield port

@@ -11,7 +11,8 @@ import duckdb
 import pytest
 
 from host_tests.pipeline import engines
-from tools.pipeline import delta, stream
+from host_tests.pipeline.conftest import once
+from tools.pipeline import delta
 from tools.pipeline.commits import Output
 from tools.pipeline.delta import Delta
 
@@ -29,7 +30,7 @@ def home(local, landing, tmp_path, monkeypatch):
         landing.message("greenhouse-2", 1, seq, value=10 + seq)
     landing.raw("flashmqtt/greenhouse-1/readings", b"{")
     landing.seal()
-    stream.once(local, str(landing.directory), str(tmp_path / "tables"), 2)
+    once(local, str(landing.directory), str(tmp_path / "tables"), 2)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

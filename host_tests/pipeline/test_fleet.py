@@ -3,7 +3,8 @@
 import duckdb
 import pytest
 
-from tools.pipeline import stream, verdict
+from host_tests.pipeline.conftest import once
+from tools.pipeline import verdict
 from tools.pipeline.commits import Output
 from tools.proof import fleet
 
@@ -36,7 +37,7 @@ def test_landing_written_in_three_parts_has_no_gaps(local, tmp_path):
     made = fleet.Fleet(devices=30, boot_every=10)
     for begin in (0, 20, 40):
         fleet.write(made, tmp_path / "days", 600, begin=begin)
-    stream.once(local, str(tmp_path / "days"), str(tmp_path / "out"), 2)
+    once(local, str(tmp_path / "days"), str(tmp_path / "out"), 2)
     found = verdict.judge(Output(str(tmp_path / "out")))
     assert found.line == verdict.WHOLE
     assert (found.totals["delivered"], found.totals["boots"]) == (1800, 180)

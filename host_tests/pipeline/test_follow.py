@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from host_tests.pipeline.conftest import once
 from tools.command import serve_metrics
-from tools.pipeline import compact, follow, metrics, run, session, stream, verdict
+from tools.pipeline import compact, follow, metrics, run, session, verdict
 from tools.pipeline.commits import Output
 from tools.pipeline.storage import Storage
 
@@ -53,7 +54,7 @@ def proofs(landing, out, figures):
 
 
 def taken(local, landing, out, figures):
-    figures.committed_batch(stream.once(local, str(landing.directory), str(out), 2))
+    figures.committed_batch(once(local, str(landing.directory), str(out), 2))
 
 
 def value(figures, name, out, **labels):
@@ -132,7 +133,7 @@ def test_restarted_run_reports_totals_and_no_verdict_before_a_proof(local, landi
     for seq in (1, 2, 5):
         landing.message("a", 1, seq)
     landing.seal()
-    stream.once(local, str(landing.directory), str(out), 2)
+    once(local, str(landing.directory), str(out), 2)
     again = metrics.Metrics(str(out))
     follow.Proofs(proofs.output, proofs.landing, proofs.expectations, 0, True, again)
     assert value(again, "delivered_messages", out) == 3

@@ -17,7 +17,7 @@ from deltalake import DeltaTable
 
 from flashmqtt.codec.packets import PUBLISH
 from host_tests.pipeline import engines, killed
-from host_tests.pipeline.conftest import Landing, Local
+from host_tests.pipeline.conftest import Landing, Local, once, rows_in
 from host_tests.pipeline.test_plain import Tables
 from tools.landing import forget as landing_forget
 from tools.landing import names as landing_names
@@ -131,8 +131,8 @@ def assert_same_as_never(output, never):
     told = {name: (one[name], other[name]) for name in one if name != "topics" and one[name] != other[name]}
     assert not told
     assert verdict.judge(output).line == verdict.judge(never).line
-    assert {table: output.rows(table) for table in forget.schemas.TABLES} == {
-        table: never.rows(table) for table in forget.schemas.TABLES
+    assert {table: rows_in(output, table) for table in forget.schemas.TABLES} == {
+        table: rows_in(never, table) for table in forget.schemas.TABLES
     }
 
 
@@ -176,12 +176,12 @@ def test_device_named_as_a_file_or_the_collector_changes_no_other_rows(local, tm
         landing.message(device, 1, seq)
         landing.raw("hall/temperature", b"21")
     landing.seal()
-    stream.once(local, str(landing.directory), str(out), 2)
+    once(local, str(landing.directory), str(out), 2)
     done = forget.forget(str(landing.directory), str(out), [device], page=False)
     assert (done.left, done.weak, done.rows["readings"]) == ([], {device}, 3)
     rows = pq.read_table(landing.directory / "plant-000000001.parquet").to_pylist()
     assert [(row["collector"], row["topic"]) for row in rows] == [("plant", "hall/temperature")] * 3
-    again = stream.once(local, str(landing.directory), str(out), 2)  # as after a lost checkpoint
+    again = once(local, str(landing.directory), str(out), 2)  # as after a lost checkpoint
     assert again.rows == {"duplicates": 3}
 
 
@@ -193,7 +193,7 @@ def test_run_after_forget_recognises_segments_read_again(local, fleet, never, la
     stream.run_batch(local, {"c": 3}, directory, fleet, 2, "a stream whose checkpoint was lost", 0)
     assert engines.truth(fleet, "readings") == before
     assert fleet.latest().summary["totals"]["missing"] == never.latest().summary["totals"]["missing"]
-    stream.once(local, str(landing.directory), str(tmp_path / "again"), 4)
+    once(local, str(landing.directory), str(tmp_path / "again"), 4)
     again = Output(str(tmp_path / "again"))
     assert engines.truth(again, "readings") == before
     for seq in (13, 14):
@@ -219,7 +219,7 @@ def test_forgotten_name_in_rows_of_another_device_becomes_asterisks(local, landi
     (name,) = output.files("readings")
     assert pq.read_table(tmp_path / "out" / name, partitioning=None)["text"].to_pylist() == ["by ************, left"]
     assert [row[2] for row in engines.truth(output, "quarantine")] == [b"not JSON: ************"]
-    again = stream.once(local, str(landing.directory), str(tmp_path / "again"), 2)
+    again = once(local, str(landing.directory), str(tmp_path / "again"), 2)
     assert again.rows == {name: rows for name, rows in output.latest().rows.items() if rows}
 
 

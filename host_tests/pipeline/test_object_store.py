@@ -19,6 +19,7 @@ import pytest
 from deltalake import DeltaTable
 
 from host_tests.pipeline import engines
+from host_tests.pipeline.conftest import rows_in
 from tools.children import bound_to_this_process
 from tools.landing import parquet
 from tools.pipeline import compact, forget, report, stream, verdict
@@ -131,7 +132,7 @@ def test_batches_verdict_and_report_work_on_the_store(fleet):
     assert [commit.batch for commit in fleet.output.commits()] == [1, 2]
     assert verdict.judge(fleet.output).line == verdict.WHOLE
     assert report.write(fleet.output, verdict.judge(fleet.output)).endswith("report.html")
-    assert fleet.output.rows("readings") == 3
+    assert rows_in(fleet.output, "readings") == 3
     with pytest.raises(OutputError, match=r"batch 2 .* by another run"):
         fleet.output.write(Commit(2, "another", 0))
 

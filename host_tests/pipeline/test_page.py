@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from host_tests.pipeline import browser
-from host_tests.pipeline.conftest import Landing, Local
-from tools.pipeline import report, stream, verdict
+from host_tests.pipeline.conftest import Landing, Local, once
+from tools.pipeline import report, verdict
 from tools.pipeline.commits import Output
 from tools.proof import fleet
 
@@ -20,7 +20,7 @@ LONG = "a-board-whose-name-goes-on-" * 30
 
 
 def written(landing, out):
-    stream.once(Local(), str(landing), str(out), 2)
+    once(Local(), str(landing), str(out), 2)
     output = Output(str(out))
     return report.write(output, verdict.judge(output))
 

@@ -10,7 +10,8 @@ import pytest
 
 from app import health
 from app.senml import pack
-from tools.pipeline import report, stream, verdict
+from host_tests.pipeline.conftest import once, rows_in
+from tools.pipeline import report, verdict
 from tools.pipeline.commits import Output
 
 pytestmark = pytest.mark.usefixtures("without_delta")
@@ -59,7 +60,7 @@ def written(local, landing, tmp_path):
     landing.raw("flashmqtt/a/readings", b"<img src=x onerror=alert(2)>")
     landing.seal()
     out = tmp_path / "out"
-    stream.once(local, str(landing.directory), str(out), 2)
+    once(local, str(landing.directory), str(out), 2)
     output = Output(str(out))
     return report.write(output, verdict.judge(output)), output
 
@@ -73,7 +74,7 @@ def test_page_shows_the_tables_and_loads_no_external_resource(written):
     sums = ("published", "delivered", "missing", "resent", "unexplained", "readings")
     audited = Books(output, output.latest()).all("audit", list(sums))
     assert {name: facts["totals"][name] for name in sums} == {name: sum(audited[name].to_pylist()) for name in sums}
-    assert facts["totals"]["readings"] == output.rows("readings")
+    assert facts["totals"]["readings"] == rows_in(output, "readings")
     assert sum(facts["over_time"]["messages"]) == facts["totals"]["delivered"] - 4  # boot messages are no readings
     assert sum(facts["delays"]["messages"]) == facts["totals"]["delivered"]
     assert facts["causes"] == {"power": 4}
@@ -95,7 +96,7 @@ def test_device_without_an_identity_has_values_and_no_proof(local, landing, tmp_
         landing.raw("greenhouse-1/temperature", b"21.5", arrival_us=1_790_000_000_000_000 + n * 60_000_000)
     landing.message("a", 1, 1)
     landing.seal()
-    stream.once(local, str(landing.directory), str(tmp_path / "out"), 2)
+    once(local, str(landing.directory), str(tmp_path / "out"), 2)
     output = Output(str(tmp_path / "out"))
     path = report.write(output, verdict.judge(output))
     facts = facts_in(path)
@@ -109,7 +110,7 @@ def test_implausible_arrival_times_are_counted_separately(local, landing, tmp_pa
     for seq, arrival_us in ((1, 1000), (2, None), (3, 4_294_967_295_000_000), (4, 1_790_000_010_000_000)):
         landing.message("a", 1, seq, arrival_us=arrival_us or 1_790_000_000_000_000)
     landing.seal()
-    stream.once(local, str(landing.directory), str(tmp_path / "out"), 2)
+    once(local, str(landing.directory), str(tmp_path / "out"), 2)
     output = Output(str(tmp_path / "out"))
     facts = facts_in(report.write(output, verdict.judge(output)))
     assert facts["undated"] == 2
@@ -121,7 +122,7 @@ def test_long_texts_leave_the_page_small(local, landing, tmp_path):
         landing.message(f"{n:02d}" + "x" * 20_000, 1, 1)
         landing.raw("flashmqtt/a/readings", b"[" * 3000)
     landing.seal()
-    stream.once(local, str(landing.directory), str(tmp_path / "out"), 2)
+    once(local, str(landing.directory), str(tmp_path / "out"), 2)
     output = Output(str(tmp_path / "out"))
     found = facts_in(report.write(output, verdict.judge(output)))
     assert len(json.dumps(found)) < 100_000
@@ -134,7 +135,7 @@ def test_texts_that_need_html_escapes_leave_the_page_small(local, landing, tmp_p
     for n in range(8):
         landing.raw("<" * 60_000 + f"{n}/" + "<" * 2_000, b"1")
     landing.seal()
-    stream.once(local, str(landing.directory), str(tmp_path / "out"), 2)
+    once(local, str(landing.directory), str(tmp_path / "out"), 2)
     output = Output(str(tmp_path / "out"))
     path = report.write(output, verdict.judge(output))
     assert Path(path).stat().st_size < 5_000_000
@@ -147,7 +148,7 @@ def test_values_with_long_names_go_into_files_beside_the_page(local, landing, tm
     for n in range(200):
         landing.raw("<" * 60_000 + f"{n}/" + "<" * 2_000, b"1")
     landing.seal()
-    stream.once(local, str(landing.directory), str(tmp_path / "out"), 2)
+    once(local, str(landing.directory), str(tmp_path / "out"), 2)
     output = Output(str(tmp_path / "out"))
     path = Path(report.write(output, verdict.judge(output)))
     sizes = [one.stat().st_size for one in (path, *path.parent.glob("report/2/*.js"))]

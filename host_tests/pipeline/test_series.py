@@ -6,7 +6,8 @@ import json
 import numpy as np
 import pytest
 
-from tools.pipeline import compact, series, stream
+from host_tests.pipeline.conftest import once
+from tools.pipeline import compact, series
 from tools.pipeline.commits import Output
 from tools.pipeline.storage import StorageError
 
@@ -33,7 +34,7 @@ def publish(landing, at_s, value=None, seq=SEQ, name="t", device="a", **labels):
 def taken(local, landing, out):
     """Process the landing; return the updated store."""
     landing.seal()
-    stream.once(local, str(landing.directory), str(out), 2)
+    once(local, str(landing.directory), str(out), 2)
     return updated(out)
 
 
@@ -180,7 +181,7 @@ def test_compaction_between_updates_neither_loses_nor_repeats_readings(local, la
         for n in range(10):
             publish(landing, START_S + 10 * (batch + 1) + n, 1.0)
         landing.seal()
-        stream.once(local, str(landing.directory), str(out), 2)
+        once(local, str(landing.directory), str(out), 2)
     compact.compact(local, str(out))
     points = series.unpacked(packed_points(updated(out)))
     assert points["n"].tolist() == [1] * 30
@@ -206,7 +207,7 @@ def test_new_readings_of_earlier_segments_are_drawn_after_a_compaction(local, la
         landing.number = landing.row = 0
     publish(landing, START_S + 3, 1.0, **more)
     landing.seal()
-    stream.once(local, str(landing.directory), str(out), 2)
+    once(local, str(landing.directory), str(out), 2)
     compact.compact(local, str(out))
     store = updated(out)
     with store.opened() as connection:

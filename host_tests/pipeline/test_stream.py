@@ -9,6 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.errors import PySparkException
 
+from host_tests.pipeline.conftest import once, rows_in
 from host_tests.waiting import until
 from tools.landing import parquet
 from tools.pipeline import archive, check, compact, schemas, session, source, stream, verdict
@@ -143,7 +144,7 @@ CHECKPOINT = {
 @pytest.mark.req("P3", "P8")
 @pytest.mark.parametrize("name", CHECKPOINT)
 def test_damaged_file_of_the_checkpoint_is_named_with_what_to_do(local, five, out, name):
-    stream.once(local, str(five.directory), str(out), 2)
+    once(local, str(five.directory), str(out), 2)
     checkpoint = Storage(str(out / "checkpoint"))
     for one, text in CHECKPOINT.items():
         checkpoint.write_json(one, None)
@@ -192,7 +193,7 @@ def test_tables_that_lack_batches_of_the_checkpoint_are_refused(local, five, tmp
     ],
 )
 def test_damaged_commit_or_format_is_named_with_what_to_do(local, five, out, damaged):
-    commit = stream.once(local, str(five.directory), str(out), 2)
+    commit = once(local, str(five.directory), str(out), 2)
     path = out / "commits" / "000000001.json"
     path.write_text(damaged)
     with pytest.raises(
@@ -257,7 +258,7 @@ def test_missing_segment_is_named_and_read_once_it_is_restored(spark, five, tmp_
     elsewhere.rename(gone)
     output = go(spark, five, out)
     assert [seq for _, _, seq, _ in keys(output)] == [1, 2, 3, 4, 5, 6, 7]
-    assert output.rows("duplicates") == 0
+    assert rows_in(output, "duplicates") == 0
 
 
 @pytest.mark.req("P3")
@@ -348,7 +349,7 @@ def test_wrong_buckets_checkpoint_format_or_landing_is_refused(spark, five, tmp_
 @pytest.mark.req("P4")
 @pytest.mark.parametrize("how", ["a flipped bit", "truncated", "empty"])
 def test_full_check_names_a_damaged_file(spark, five, out, capsys, how):
-    stream.once(spark, str(five.directory), str(out), 2)
+    once(spark, str(five.directory), str(out), 2)
     path = max(out.glob("readings/**/*.parquet"), key=lambda path: path.stat().st_size)
     content = bytearray(path.read_bytes())
     seq = pq.read_metadata(path).row_group(0).column(schemas.READINGS.names.index("seq"))
@@ -419,5 +420,5 @@ def test_compaction_keeps_every_row_and_the_stream_continues(spark, landing, out
 
 def test_landing_of_the_archive_gives_readings(local, tmp_path):
     archive.write_landing(tmp_path / "landing")
-    commit = stream.once(local, str(tmp_path / "landing"), str(tmp_path / "out"), 2)
+    commit = once(local, str(tmp_path / "landing"), str(tmp_path / "out"), 2)
     assert commit.rows == {"readings": 10}

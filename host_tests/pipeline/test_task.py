@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from host_tests.pipeline.conftest import Landing
+from host_tests.pipeline.conftest import Landing, once
 from host_tests.pipeline.planted import fleet, write_pack
 from tools.landing import parquet, segments
-from tools.pipeline import lives, schemas, senml, stream, task, ties
+from tools.pipeline import lives, schemas, senml, task, ties
 from tools.pipeline.messages import EVENT_LABELS, NO_MAPPING, process
 from tools.pipeline.parts import merge_tallies
 from tools.pipeline.state import State
@@ -302,7 +302,7 @@ def test_segment_of_another_writer_may_have_other_types_and_another_order(local,
     others = {"payload": pa.large_binary(), "segment": pa.int32(), "arrival": pa.timestamp("us")}
     fields = [field.with_type(others.get(field.name, field.type)) for field in reversed(rows.schema)]
     pq.write_table(rows.select([field.name for field in fields]).cast(pa.schema(fields)), path)
-    commit = stream.once(local, str(landing.directory), str(tmp_path / "out"), 2)
+    commit = once(local, str(landing.directory), str(tmp_path / "out"), 2)
     assert (commit.rows, commit.last_arrival_us) == ({"readings": 1, "prints": 1}, {})
 
 

@@ -10,6 +10,7 @@ import time
 import pyarrow.parquet as pq
 import pytest
 
+from host_tests.pipeline.conftest import once, rows_in
 from tools.pipeline import books, storage, stream, task, verdict
 from tools.pipeline.commits import Output, OutputError
 from tools.pipeline.storage import Storage
@@ -26,7 +27,7 @@ def out(tmp_path):
 
 def taken(local, landing, out, **more):
     """Process the landing as one batch; return the output."""
-    stream.once(local, str(landing.directory), str(out), 2, **more)
+    once(local, str(landing.directory), str(out), 2, **more)
     return Output(str(out))
 
 
@@ -586,7 +587,7 @@ def test_pack_split_between_two_reads_is_counted_once(local, landing, out, monke
         landing.raw("flashmqtt/a/readings", f'[{{"bn":"a/","boot":1,"seq":{seq},"up":{seq}}},{records}]'.encode())
     landing.seal()
     output = taken(local, landing, out)
-    assert output.rows("readings") == 12
+    assert rows_in(output, "readings") == 12
     assert verdict.judge(output).line == verdict.WHOLE
 
 

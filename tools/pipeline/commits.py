@@ -242,13 +242,6 @@ class Output:
             raise OutputError(f"{self.storage.uri} has no batches: run the pipeline first (make pipeline)")
         return latest
 
-    def rows(self, table: str) -> int:
-        """Return the number of rows of a table."""
-        found = sum(commit.rows.get(table, 0) for commit in self.commits())
-        if table == "quarantine":
-            found += sum(map(self.storage.rows, self.files("held")))
-        return found
-
     def kept_from(self) -> str | None:
         """Return the first day whose readings were not deleted for their age; None if no readings were deleted."""
         return max((commit.kept_from for commit in self.commits() if commit.kept_from), default=None)

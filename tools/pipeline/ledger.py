@@ -100,7 +100,6 @@ class Update:
     settled: dict[str, pa.Table | None]  # the new rows of changed settled files; None if no row is left
     spilled: pa.Table | None  # rows for a new settled file
     summary: dict[str, Any]  # what the batch adds to the fleet's sums
-    touched: int  # how many boots' rows were recomputed
 
 
 def update(state: State, known: np.ndarray, kept: Kept, batch: Batch, late_after_s: float = 60.0) -> Update:
@@ -165,7 +164,7 @@ def update(state: State, known: np.ndarray, kept: Kept, batch: Batch, late_after
     if np.count_nonzero(old_boots) >= SETTLED_ROWS:
         spilled, both = both.filter(pa.array(old_boots)), both.filter(pa.array(~old_boots))
         spilled = _merged_with_smaller(spilled, kept, settled)
-    return Update(both, lives, settled, spilled, sums, len(wanted))
+    return Update(both, lives, settled, spilled, sums)
 
 
 def _merged_with_smaller(spilled: pa.Table, kept: Kept, settled: dict[str, pa.Table | None]) -> pa.Table:

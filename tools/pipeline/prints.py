@@ -4,18 +4,20 @@ The table `prints` has the print of every stored message. A message whose number
 original, whatever the original's age: with the prints of this batch, then with the table's files, newest first, until all
 are found. So a batch without late copies reads no file, and a batch with recent copies reads the last file or two.
 
-This module knows neither Spark nor the files' names.
+This module does not use Spark.
 """
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
 
 from . import intervals
+from .commits import Output, bucket_of
 from .files import whole
 from .storage import retried
 
@@ -25,18 +27,25 @@ MOST_KEPT = 1 << 22
 
 
 class Past:
-    """A bucket's files of earlier batches. These are none: the past of a first batch."""
+    """A bucket's files in the commits so far; none without an output. Used only if a batch has copies of earlier messages."""
 
-    def files(self, table: str, columns: list[str]) -> Sequence[Callable[[], pa.Table]]:
+    def __init__(self, output: Output | None = None, bucket: int = 0):
+        self.output, self.bucket = output, bucket
+
+    def files(self, table: str, columns: list[str]) -> list[Callable[[], pa.Table]]:
         """Return a table's files, newest first: each is a function that reads the file.
 
         It raises FileNotFoundError if a compaction has replaced the file: then request the list again.
         """
-        return ()
+        if self.output is None:
+            return []
+        names = [name for name in self.output.files(table) if bucket_of(name) == self.bucket]
+        return [partial(self.output.storage.table, name, columns) for name in reversed(names)]
 
     def kept_from_us(self) -> int:
         """Return the time (Unix time, µs) before which all rows were deleted for their age; 0 if none were."""
-        return 0
+        day = self.output.kept_from() if self.output else None
+        return int(np.datetime64(day, "us").astype(np.int64)) if day else 0
 
 
 def of(payloads: pa.Array) -> np.ndarray:
@@ -99,7 +108,7 @@ class Prints:
     def __init__(self, past: Past, keys_of: Callable[[pa.Table], np.ndarray]):
         self.past, self.keys_of = past, keys_of
         self.parts: list[_Part] = []
-        self.files: Sequence[Callable[[], pa.Table]] | None = None
+        self.files: list[Callable[[], pa.Table]] | None = None
         self.kept: dict[int, _Part] = {}
         self.bounds: dict[int, tuple[int, int]] = {}  # the lowest and the highest number in a file that was read
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 import json
-import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -106,19 +105,6 @@ def run_batch(
         if arrivals := source.arrivals_us(landing, name):
             commit.last_arrival_us[collector] = arrivals[1]
     output.write(commit)
-    return commit
-
-
-def once(
-    spark: SparkSession, landing: str, out: str, buckets: int = segments.BUCKETS, late_after_s: float = LATE_AFTER_S
-) -> Commit:
-    """Process a whole landing as one batch, without a checkpoint: for a landing that does not grow any more."""
-    output, directory = Output(out), Storage(landing)
-    output.prepare(buckets)
-    found = source.latest(directory)
-    end = {collector: max(numbers) for collector, numbers in found.items()}
-    commit = run_batch(spark, end, directory, output, buckets, uuid.uuid4().hex, 0, late_after_s, found=found)
-    Delta(output).follow()
     return commit
 
 

@@ -12,9 +12,8 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,7 +24,7 @@ import pyarrow.parquet as pq
 from tools.landing import parquet, segments
 
 from . import ledger, plain, schemas, summary, ties
-from .commits import Output, bucket_of
+from .commits import Output
 from .files import DICTIONARY, parquet_writer
 from .mapping import Mapping
 from .messages import NO_MAPPING, process
@@ -70,7 +69,7 @@ def run(
     mapping: Mapping = NO_MAPPING,
 ) -> list[Done]:
     """Process one bucket's part of a batch; return the files written. Attempts don't see each other's files."""
-    state = State(_Past(storage, bucket))
+    state = State(Past(Output(storage.uri), bucket))
     state.read = dict(read)
     for kind, load in (
         ("intervals", state.load_intervals),
@@ -172,21 +171,6 @@ def _write_settled(writers: _Writers, state_files: dict[str, str], made: ledger.
     if made.spilled is not None:
         numbers = [int(key.removeprefix(SETTLED)) for key in state_files if key.startswith(SETTLED)]
         writers.write(f"state/{SETTLED}{max(numbers, default=0) + 1:06d}", made.spilled)
-
-
-class _Past(Past):
-    """A bucket's files in the commits so far. Used only if a batch has copies of earlier messages."""
-
-    def __init__(self, storage: Storage, bucket: int):
-        self.storage, self.bucket = storage, bucket
-
-    def files(self, table: str, columns: list[str]) -> list[Callable[[], pa.Table]]:
-        names = [name for name in Output(self.storage.uri).files(table) if bucket_of(name) == self.bucket]
-        return [partial(self.storage.table, name, columns) for name in reversed(names)]
-
-    def kept_from_us(self) -> int:
-        day = Output(self.storage.uri).kept_from()
-        return int(np.datetime64(day, "us").astype(np.int64)) if day else 0
 
 
 def _in_order(landing: Storage, paths: Iterable[str], bucket: int, buckets: int) -> Iterator[Iterator[pa.Table]]:

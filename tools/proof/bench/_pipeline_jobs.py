@@ -121,14 +121,22 @@ def whole(landings: list[str], out: Path) -> None:
 
 def spark(landings: list[str], out: Path) -> None:
     """Batches and a stream in one Spark session; only the first batch is cold."""
-    from tools.pipeline import session, stream
+    from tools.landing import segments
+    from tools.pipeline import session, source, stream
+    from tools.pipeline.commits import Output
+    from tools.pipeline.delta import Delta
+    from tools.pipeline.storage import Storage
 
     meter = Meter()
     made = session.make("local[*]", out.parent / "spark.log")
     for n, landing in enumerate([landings[0], *landings]):  # the second one is warm
         fresh(out)
         meter.reset()
-        commit = stream.once(made, landing, str(out))
+        output, directory = Output(str(out)), Storage(landing)
+        output.prepare(segments.BUCKETS)
+        end = {collector: max(numbers) for collector, numbers in source.latest(directory).items()}
+        commit = stream.run_batch(made, end, directory, output, segments.BUCKETS, "bench", 0)
+        Delta(output).follow()
         meter.told(
             "warm" if n else "cold",
             commit.rows["readings"] + commit.rows["events"],
@@ -138,8 +146,9 @@ def spark(landings: list[str], out: Path) -> None:
     fresh(out)
     meter.reset()
     stream.Job(made, landings[-1], str(out), f"{out}/checkpoint", segments_per_batch=4).start().awaitTermination()
-    output = stream.Output(str(out))
-    meter.told("stream", output.rows("readings") + output.rows("events"), batches=len(output.commits()))
+    commits = Output(str(out)).commits()
+    rows = sum(commit.rows.get(table, 0) for commit in commits for table in ("readings", "events"))
+    meter.told("stream", rows, batches=len(commits))
     made.stop()
 
 
