@@ -506,6 +506,15 @@ def test_summary_does_not_grow_with_time_or_texts():
     assert len(found["causes"]) <= 4 * summary.MOST_TEXTS
 
 
+def test_boots_with_an_empty_cause_and_without_one_are_counted_together():
+    rows = [
+        {field.name: None for field in schemas.AUDIT} | {"cause": cause, "delay_octaves": []}
+        for cause in ("", None, "")
+    ]
+    schema = pa.schema([field.with_nullable(True) for field in schemas.AUDIT])
+    assert summary.of(pa.Table.from_pylist(rows, schema))["causes"] == {"not told": 3}
+
+
 def test_summary_does_not_grow_with_the_length_of_texts():
     """Causes of 250 KB made each later commit 25 MB long."""
     found = summary.empty()
@@ -516,7 +525,7 @@ def test_summary_does_not_grow_with_the_length_of_texts():
         levels = "/t\n" * 5000
         topics = [f"{number}{'t' * 10_000}/d/x", f"{levels}/{number}", "a/b/c"]
         summary.add_topics(found, pa.array(topics).dictionary_encode())
-        summary.add_reasons(found, pa.chunked_array([["r" * 10_000 + str(number)]]))
+        summary.add_reasons(found, {"r" * 10_000 + str(number): 1})
     assert (
         found["causes"]["x" * summary.LONGEST_TEXT + "…"] == found["reasons"]["r" * summary.LONGEST_TEXT + "…"] == 150
     )

@@ -522,7 +522,7 @@ def _count_removed(removed: summary.Summary, table: str, gone: pa.Table) -> None
         for name in summary.PLAIN:
             removed["totals"][name] += pc.sum(gone[name.removeprefix("plain_")]).as_py()
     elif table in {"quarantine", "held"}:
-        summary.add_reasons(removed, gone["reason"])
+        summary.add_reasons(removed, summary.counts_of(gone["reason"]))
     elif table == "readings":
         summary.add_arrivals(removed, gone)
 

@@ -67,9 +67,9 @@ def of(audit: pa.Table) -> Summary:
     if len(octave):
         counts = np.bincount(octave, weights=pc.struct_field(flat, "messages").to_numpy())
         found["octaves"] = {str(n): int(count) for n, count in enumerate(counts) if count}
-    for one in pc.value_counts(audit["cause"]).to_pylist():
-        # "not told" is a key in stored commits: with another one, the rows counted under it could not be subtracted.
-        found["causes"][one["values"] or "not told"] = one["counts"]
+    # "not told" is a key in stored commits: with another one, the rows counted under it could not be subtracted.
+    told = pc.not_equal(audit["cause"], "")
+    found["causes"] = counts_of(pc.fill_null(pc.if_else(told, audit["cause"], "not told"), "not told"))
     found["first_arrival_us"] = pc.min(audit["first_arrival"].cast(pa.int64())).as_py()
     found["last_arrival_us"] = pc.max(audit["last_arrival"].cast(pa.int64())).as_py()
     return found
@@ -80,7 +80,7 @@ def add(into: Summary, more: Summary, sign: int = 1) -> None:
     for name, value in more["totals"].items():
         into["totals"][name] = into["totals"].get(name, 0) + sign * value
     for part in ("octaves", "causes", "reasons", "topics"):
-        into[part] = _bounded(_sum(into[part], more[part], sign), part)
+        into[part] = _bounded(sum_of(into[part], more[part], sign), part)
     for name, choose in (("first_arrival_us", min), ("last_arrival_us", max)) if sign > 0 else ():
         known = [one[name] for one in (into, more) if one[name] is not None]
         into[name] = choose(known) if known else None
@@ -104,18 +104,15 @@ def add_arrivals(into: Summary, readings: pa.Table) -> None:
     into["time"] = _joined(into["time"], known)
 
 
-def add_reasons(into: Summary, reasons: pa.ChunkedArray) -> None:
-    """Count messages in quarantine."""
-    found = {one["values"]: one["counts"] for one in pc.value_counts(reasons.cast(pa.string())).to_pylist()}
-    into["reasons"] = _bounded(_sum(into["reasons"], found), "reasons")
-    into["totals"]["quarantine"] += len(reasons)
+def add_reasons(into: Summary, counts: dict[str, int]) -> None:
+    """Count messages in quarantine, by reason."""
+    into["reasons"] = _bounded(sum_of(into["reasons"], counts), "reasons")
+    into["totals"]["quarantine"] += sum(counts.values())
 
 
-def add_held(into: Summary, before: dict[str, int], after: dict[str, int]) -> None:
-    """Count held messages, which count as quarantine, by reason: add those after the batch, subtract those before it."""
-    found = _sum(after, before, -1)
-    into["reasons"] = _bounded(_sum(into["reasons"], found), "reasons")
-    into["totals"]["quarantine"] += sum(found.values())
+def counts_of(texts: pa.ChunkedArray) -> dict[str, int]:
+    """Return how often each text occurs in a column."""
+    return {one["values"]: one["counts"] for one in pc.value_counts(texts.cast(pa.string())).to_pylist()}
 
 
 def add_topics(into: Summary, topic: pa.DictionaryArray) -> None:
@@ -123,10 +120,11 @@ def add_topics(into: Summary, topic: pa.DictionaryArray) -> None:
     shapes = pc.replace_substring_regex(topic.dictionary, r"(?s)^([^/]*)/.*/([^/]*)$", r"\1/+/\2")
     counts = np.bincount(topic.indices.to_numpy(), minlength=len(shapes))
     found = grouped(pa.table({"shape": shapes, "messages": counts}), ["shape"], {"messages": "sum"})
-    into["topics"] = _bounded(_sum(into["topics"], dict(zip(*found.to_pydict().values(), strict=True))), "topics")
+    into["topics"] = _bounded(sum_of(into["topics"], dict(zip(*found.to_pydict().values(), strict=True))), "topics")
 
 
-def _sum(one: dict[str, int], other: dict[str, int], sign: int = 1) -> dict[str, int]:
+def sum_of(one: dict[str, int], other: dict[str, int], sign: int = 1) -> dict[str, int]:
+    """Return the sums of two counts by text, or, with the sign -1, their differences; without those that are 0."""
     found = {key: one.get(key, 0) + sign * other.get(key, 0) for key in {**one, **other}}
     return {key: value for key, value in found.items() if value}
 

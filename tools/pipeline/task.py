@@ -90,7 +90,7 @@ def run(
                 for table, found in process(state, rows, mapping):
                     audited.take(table, found)
                     if table == "quarantine":
-                        summary.add_reasons(sums, found["reason"])
+                        summary.add_reasons(sums, summary.counts_of(found["reason"]))
                     elif table in ("readings", "plain"):
                         summary.add_arrivals(sums, found)
                     if table == "met":
@@ -108,7 +108,7 @@ def run(
             audited.checked, found_plain = read_back(storage, files, state, known, seen_before, bool(plain_sums))
             made = ledger.update(state, known, _kept(storage, state_files), audited, late_after_s)
             summary.add(sums, made.summary)
-            summary.add_held(sums, held_before, held)
+            summary.add_reasons(sums, summary.sum_of(held, held_before, -1))  # they count as quarantine
             writers.write("state/intervals", state.intervals_table())
             writers.write("state/identities", state.lives_table())
             if held or held_before:
