@@ -111,12 +111,10 @@ class Rule:
         template = getattr(self, which)
         if template[:1] not in ("$", "@"):
             return PLACEHOLDER.sub(lambda match: filled[match[1]], template)
-        for found, _ in _find(template, whole, item):
-            if isinstance(found, str | int | float) and not isinstance(found, bool):
-                return str(found)
-            if found is not None:
-                raise Misfit(f"{which}: {template} is no text")
-        return None
+        found = _first(template, whole, item)
+        if isinstance(found, bool | dict | list):
+            raise Misfit(f"{which}: {template} is no text")
+        return None if found is None else str(found)
 
     def _typed(self, found: Any) -> tuple[float | None, str | None, bool | None]:
         if self.convert == "number" and isinstance(found, str):
@@ -138,28 +136,25 @@ class Rule:
         return value, None, None
 
     def _time_us(self, whole: Any, item: Any) -> int | None:
-        if self.time is None:
+        found = _first(self.time, whole, item) if self.time is not None else None
+        if found is None:
             return None
-        for found, _ in _find(self.time, whole, item):
-            if found is None:
-                continue
-            if isinstance(found, str):
-                try:
-                    moment = datetime.datetime.fromisoformat(found)
-                except ValueError:
-                    raise Misfit(f"time: {_shown(found)} is no ISO 8601 time") from None
-                if moment.tzinfo is None:
-                    raise Misfit(f"time: {_shown(found)} has no offset from UTC")
-                since = moment - datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
-                time_us: float = since // datetime.timedelta(microseconds=1)
-            elif isinstance(found, int | float) and not isinstance(found, bool):
-                time_us = found * UNITS_US[self.time_unit]
-            else:
-                raise Misfit(f"time: {self.time} is no time")
-            if not 0 <= time_us <= LATEST_US:
-                raise Misfit(f"time: {_shown(found)} is out of range")
-            return round(time_us)
-        return None
+        if isinstance(found, str):
+            try:
+                moment = datetime.datetime.fromisoformat(found)
+            except ValueError:
+                raise Misfit(f"time: {_shown(found)} is no ISO 8601 time") from None
+            if moment.tzinfo is None:
+                raise Misfit(f"time: {_shown(found)} has no offset from UTC")
+            since = moment - datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+            time_us: float = since // datetime.timedelta(microseconds=1)
+        elif isinstance(found, int | float) and not isinstance(found, bool):
+            time_us = found * UNITS_US[self.time_unit]
+        else:
+            raise Misfit(f"time: {self.time} is no time")
+        if not 0 <= time_us <= LATEST_US:
+            raise Misfit(f"time: {_shown(found)} is out of range")
+        return round(time_us)
 
 
 NOT_FINITE = "a value is not finite"
@@ -252,6 +247,11 @@ def _find(path: str, whole: Any, item: Any) -> Nodes:
             return []
         at = at[step]
     return [(at, steps[-1] if steps else None)]
+
+
+def _first(path: str, whole: Any, item: Any) -> Any:
+    """Return the first value that a path finds and that is not null; None if there is none."""
+    return next((found for found, _ in _find(path, whole, item) if found is not None), None)
 
 
 def _found(path: str, at: dict[str, Any] | list[Any]) -> Nodes:

@@ -77,20 +77,18 @@ class Plain:
     """
 
     def __init__(self, topic: pa.DictionaryArray, payload: pa.Array, mapping: Mapping):
-        topics = topic.dictionary
+        topics = topic.dictionary.to_pylist()
         self.topic, self.payload = topic, payload
         self.handled = np.zeros(len(payload), dtype=bool)
         self.bad: list[tuple[int, str]] = []
         self.parts: list[pa.Table] = []
-        rules = [mapping.of(text) for text in topics.to_pylist()]
-        other = pc.invert(pc.starts_with(topics, OURS)).to_numpy(zero_copy_only=False)
+        rules = [mapping.of(text) for text in topics]
+        other = np.array([not text.startswith(OURS) for text in topics], dtype=bool)
         mapped = np.array([rule is not None for rule in rules], dtype=bool)
         if not (other | mapped).any():
             return
         index = topic.indices.to_numpy()
-        ignored = np.zeros(len(topics), dtype=bool)
-        for prefix in NO_READINGS:
-            ignored |= pc.starts_with(topics, prefix).to_numpy(zero_copy_only=False)
+        ignored = np.array([text.startswith(NO_READINGS) for text in topics], dtype=bool)
         self.handled |= (ignored & ~mapped)[index]
         if mapped.any():
             at = np.flatnonzero(mapped[index])

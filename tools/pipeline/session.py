@@ -263,12 +263,9 @@ def _output_to(log: Path | None) -> Iterator[None]:
 def code_archive(directory: Path) -> Path:
     """Return a zip of the code that tasks need, in the form of `--py-files`."""
     archive = directory / "flashmqtt_pipeline.zip"
-    packages = ("tools/landing", "tools/pipeline")
-    parts = [*((ROOT, package) for package in packages), (ROOT / "firmware", "flashmqtt")]
+    ours = (ROOT, ("tools/__init__.py", "tools/command.py", "tools/landing/*.py", "tools/pipeline/*.py"))
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as out:
-        for name in ("tools/__init__.py", "tools/command.py"):
-            out.write(ROOT / name, name)
-        for base, part in parts:
-            for path in sorted((base / part).rglob("*.py")):
+        for base, patterns in (ours, (ROOT / "firmware", ("flashmqtt/**/*.py",))):
+            for path in (path for pattern in patterns for path in sorted(base.glob(pattern))):
                 out.write(path, str(path.relative_to(base)))
     return archive
