@@ -329,6 +329,17 @@ def restarted_on_error(link: Link, found: dict) -> Iterator[None]:
         raise
 
 
+@contextlib.contextmanager
+def stopped(port: str) -> Iterator[tuple[Link, dict]]:
+    """Yield the board at a port, its program stopped, and the result of `probe`; start the program again at the end."""
+    with Link(ports.find(port)) as link:
+        found = probe(link)
+        with restarted_on_error(link, found):
+            stop_program(link, found)
+            yield link, found
+            link.reset()
+
+
 def check_imports(found: dict) -> None:
     """Check that MicroPython would import our files.
 
@@ -580,63 +591,53 @@ def monitor(arguments: argparse.Namespace) -> None:
 
 def backup(arguments: argparse.Namespace) -> None:
     """Copy all files and the journal of the board into a folder that only its owner can read."""
-    path = ports.find(arguments.port)
-    with Link(path) as link:
-        found = probe(link)
-        with restarted_on_error(link, found):
-            stop_program(link, found)
-            files = present(link, tuple(f"/{name}" for name in found["files"]), timeout_s=300)
-            if outside := [name for name in files if ".." in name.split("/")]:  # no file system of MicroPython has this
-                raise Failure(f"The board has a file {outside[0]}, which would be written outside the backup's folder.")
-            folder = arguments.output / time.strftime("%Y%m%d-%H%M%S")
-            folder.mkdir(parents=True)
-            try:
-                folder.chmod(0o700)
-                for name in progress_bar(sorted(files), unit=" files"):
-                    target = folder / name.lstrip("/")
-                    target.parent.mkdir(parents=True, exist_ok=True)
-                    target.write_bytes(link.get(name))
-            except BaseException:
-                shutil.rmtree(folder, ignore_errors=True)  # a part of a backup would be taken for a whole one
-                raise
-            report_line("backup", f"{len(files)} files of the {found['machine']} in {os.path.relpath(folder)}")
-            secret = [name for name in ("config.json", "tls/key.pem") if f"/{name}" in files]
-            if secret:
-                report_line("", f"secrets are in {' and '.join(secret)}: keep the folder private")
-            link.reset()
+    with stopped(arguments.port) as (link, found):
+        files = present(link, tuple(f"/{name}" for name in found["files"]), timeout_s=300)
+        if outside := [name for name in files if ".." in name.split("/")]:  # no file system of MicroPython has this
+            raise Failure(f"The board has a file {outside[0]}, which would be written outside the backup's folder.")
+        folder = arguments.output / time.strftime("%Y%m%d-%H%M%S")
+        folder.mkdir(parents=True)
+        try:
+            folder.chmod(0o700)
+            for name in progress_bar(sorted(files), unit=" files"):
+                target = folder / name.lstrip("/")
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_bytes(link.get(name))
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)  # a part of a backup would be taken for a whole one
+            raise
+        report_line("backup", f"{len(files)} files of the {found['machine']} in {os.path.relpath(folder)}")
+        secret = [name for name in ("config.json", "tls/key.pem") if f"/{name}" in files]
+        if secret:
+            report_line("", f"secrets are in {' and '.join(secret)}: keep the folder private")
 
 
 def wipe(arguments: argparse.Namespace) -> None:
     """Remove flashmqtt's files from the board, after asking."""
-    path = ports.find(arguments.port)
-    with Link(path) as link:
-        found = probe(link)
-        own = [name for name in retry_after_reset(link, lambda: foreign_files(link, found)) if name != "board.py"]
+    with stopped(arguments.port) as (link, found):
+        own = [name for name in foreign_files(link, found) if name != "board.py"]
         what = "flashmqtt's library" if own else "flashmqtt, the application and its configuration"
         if arguments.journal:
             what += " and the journal, with messages that are not yet delivered"
-        with restarted_on_error(link, found):
-            stop_program(link, found)
-            if not ask(f"Remove {what} from the {found['machine']} on {path}?", arguments.yes):
-                raise Failure("Stopped; nothing was changed.")
-            # main.py is the first: a board with half of the files must not start.
-            roots = [*OURS[:1]] if own else [*SINGLE, *UNFINISHED, *OURS]
-            roots += [*(["/journal"] if arguments.journal else []), DEPLOYING]
-            kept = not arguments.journal and "journal" in found["files"]
-            if not own:
-                link.create(DEPLOYING)
-                found["files"] = [DEPLOYING.lstrip("/")]  # until it is removed as the last file: the next wipe goes on
-            gone = set(link.run(_WIPE % roots, timeout_s=60).split()) - {DEPLOYING}
-            link.run(_RENAME_BACK % (RENAMED,))
-            _, rom, rom_block = for_rom(link, {})
-            if rom is not None:
-                write_rom(link, rom, rom_block)
-            if not gone and rom is None:
-                what = "nothing: the board has no file of flashmqtt's"
-            elif own:
-                what += f"; not flashmqtt's, so they stay: {', '.join(own)} and all other files"
-            report_line("wiped", what + ("; the journal is kept (JOURNAL=1 removes it too)" if kept else ""))
-            link.reset()
+        if not ask(f"Remove {what} from the {found['machine']} on {link.path}?", arguments.yes):
+            raise Failure("Stopped; nothing was changed.")
+        # main.py is the first: a board with half of the files must not start.
+        roots = [*OURS[:1]] if own else [*SINGLE, *UNFINISHED, *OURS]
+        roots += [*(["/journal"] if arguments.journal else []), DEPLOYING]
+        kept = not arguments.journal and "journal" in found["files"]
+        if not own:
+            link.create(DEPLOYING)
+            found["files"] = [DEPLOYING.lstrip("/")]  # until it is removed as the last file: the next wipe goes on
+        gone = set(link.run(_WIPE % roots, timeout_s=60).split()) - {DEPLOYING}
+        link.run(_RENAME_BACK % (RENAMED,))
+        _, rom, rom_block = for_rom(link, {})
+        if rom is not None:
+            write_rom(link, rom, rom_block)
+        if not gone and rom is None:
+            what = "nothing: the board has no file of flashmqtt's"
+        elif own:
+            what += f"; not flashmqtt's, so they stay: {', '.join(own)} and all other files"
+        report_line("wiped", what + ("; the journal is kept (JOURNAL=1 removes it too)" if kept else ""))
 
 
 def existing_file(text: str) -> Path:

@@ -6,9 +6,8 @@ import binascii
 from pathlib import Path
 
 from tools.command import Failure, explained
-from tools.deploy.__main__ import probe, restarted_on_error, retry_after_reset, stop_program
-from tools.deploy.link import BoardSaid, Link
-from tools.deploy.ports import find
+from tools.deploy.__main__ import retry_after_reset, stopped
+from tools.deploy.link import BoardSaid
 
 # Runs on the board. `journal_region(0)` opens the existing region; it can't make one with 0 sectors. It imports nothing from
 # flashmqtt: on a board that `make deploy` filled, internal modules are joined and have other names.
@@ -52,22 +51,16 @@ def from_board(port: str) -> tuple[bytes, int]:
     Raises:
         Failure: the board does not answer, or has no journal.
     """
-    with Link(find(port)) as link:
-        found = probe(link)
-        with restarted_on_error(link, found):
-            stop_program(link, found)
-            try:
-                size, *pages = retry_after_reset(link, lambda: link.run(READ_REGION, BOARD_DEADLINE_S)).split()
-            except BoardSaid as said:
-                if "no module named 'board'" in str(said):
-                    raise Failure(
-                        "The board has no board.py, so no journal is known there: `make deploy` first"
-                    ) from said
-                if "no module named 'flashmqtt" in str(said):  # or a part of it
-                    raise Failure(
-                        "The board has no library, which board.py needs: `make deploy` first, or `make backup`, then "
-                        "`make dump IMAGE=` with its folder"
-                    ) from said
-                raise
-            link.reset()
+    with stopped(port) as (link, _):
+        try:
+            size, *pages = retry_after_reset(link, lambda: link.run(READ_REGION, BOARD_DEADLINE_S)).split()
+        except BoardSaid as said:
+            if "no module named 'board'" in str(said):
+                raise Failure("The board has no board.py, so no journal is known there: `make deploy` first") from said
+            if "no module named 'flashmqtt" in str(said):  # or a part of it
+                raise Failure(
+                    "The board has no library, which board.py needs: `make deploy` first, or `make backup`, then "
+                    "`make dump IMAGE=` with its folder"
+                ) from said
+            raise
     return b"".join(b"\xff" * 256 if page == "-" else binascii.a2b_base64(page) for page in pages), int(size)
