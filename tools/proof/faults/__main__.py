@@ -16,7 +16,7 @@ import sys
 import time
 from typing import Any
 
-from tools.command import ended, named, number, parser_of, progress_bar
+from tools.command import ended, named, parser_of, progress_bar
 from tools.proof import counts
 from tools.proof.faults.suites import FULL, HOSTILE, RUN, SHORT, Suite, find, power
 from tools.proof.tally import Tally
@@ -44,9 +44,6 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--case", action="append", help="run only the case with this id, and show its packets")
     parser.add_argument("--hostile", action="store_true", help="run the cases of the hostile broker instead")
     parser.add_argument("--short", action="store_true", help="only the part that the tests run")
-    parser.add_argument("--only", default="", help="only the suites whose name begins so")
-    parser.add_argument("--workers", type=number(int, 1), default=WORKERS, help="cases side by side")
-    parser.add_argument("--seed", type=int, help="of the moments of the board's power cuts")
     arguments = parser.parse_args(argv)
     try:
         cases = [find(text) for text in arguments.case or ()]
@@ -56,13 +53,9 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         chosen = [tuple(case for case in cases if isinstance(case, kind)) for kind in RUN]
         arguments.suites = [Suite("chosen", some, depth=0) for some in chosen if some]
         return arguments
-    seed = arguments.seed if arguments.seed is not None else int.from_bytes(os.urandom(4), "big")
+    seed = int.from_bytes(os.urandom(4), "big")
     faults = (*(SHORT if arguments.short else FULL), power(KILLS_SHORT if arguments.short else KILLS, seed))
-    every = HOSTILE if arguments.hostile else faults
-    arguments.suites = [suite for suite in every if suite.name.startswith(arguments.only)]
-    if not arguments.suites:
-        names = ", ".join(suite.name for suite in every)
-        parser.error(f"argument --only: no suite begins with {arguments.only!r}; there are: {names}")
+    arguments.suites = HOSTILE if arguments.hostile else faults
     return arguments
 
 
@@ -74,14 +67,14 @@ def main(argv: list[str] | None = None) -> int:
     started = time.monotonic()
     for suite in arguments.suites:
         before = time.monotonic()
-        asyncio.run(run_suite(suite, tally, arguments.workers))
+        asyncio.run(run_suite(suite, tally, WORKERS))
         counted, seconds = tally.suites[suite.name], time.monotonic() - before
         print(
             f"{suite.name:32} {counted['cases']:6} cases {counted['violations']:4} violated {seconds:6.0f} s",
             flush=True,
         )
     seconds = round(time.monotonic() - started, 1)
-    if not arguments.only and not arguments.case:
+    if not arguments.case:
         result = {**tally.counts, "seconds": seconds, "suites": tally.suites, "failing": tally.failing}
         name = "hostile" if arguments.hostile else "faults"
         counts.write(name, result | {"short": arguments.short})

@@ -1,9 +1,8 @@
 # mypy: ignore-errors
 """Typical programs against a real broker; `programs.py NAME FOLDER PORT` prints which of our modules the program loaded.
 
-`publisher`: publishes at QoS 0, 1 and 2 from a journal, and reconnects. `subscriber`: receives at QoS 0 and 1, no store.
-`client`: all of `publisher`, and receives at QoS 0, 1 and 2. `aio_ram`: asyncio, QoS 0 and 1 both ways, no journal. `level5`: QoS
-0, 1 and 2 both ways at level 5, with a property and a journal. `programs.py heap FOLDER NAME...` prints the heap that importing
+`publisher`: publishes at QoS 0, 1 and 2 from a journal, and reconnects. `client`: all of `publisher`, and receives at QoS 0, 1
+and 2. `aio_ram`: asyncio, QoS 0 and 1 both ways, no journal. `programs.py heap FOLDER NAME...` prints the heap that importing
 these modules takes.
 """
 
@@ -47,18 +46,15 @@ def journal():
     return Journal(BlockRegion(Memory("")))
 
 
-def talk(port, client_id, flags, packets, answers):
-    """Connect with these flags, send packets, and read so many bytes of answers.
-
-    With the client identifier of another client, this makes the broker close that client's connection.
-    """
+def take_over(port, client_id):
+    """Connect with the client identifier of another client: so the broker closes that client's connection."""
     import socket
 
     link = socket.socket()
     link.connect(socket.getaddrinfo("127.0.0.1", port)[0][-1])
-    head = bytes((0x10, 12 + len(client_id), 0, 4)) + b"MQTT" + bytes((4, flags, 0, 60, 0, len(client_id)))
-    link.write(head + client_id + packets)
-    link.read(answers)
+    head = bytes((0x10, 12 + len(client_id), 0, 4)) + b"MQTT" + bytes((4, 0, 0, 60, 0, len(client_id)))
+    link.write(head + client_id)
+    link.read(4)  # CONNACK
     link.close()
 
 
@@ -74,7 +70,7 @@ def published(port, client_id):
         raise OSError("not delivered")
     connections = []
     client.on_connect = connections.append
-    talk(port, client_id, 0, b"", 4)  # CONNACK
+    take_over(port, client_id)
     client.publish("size/out", b"y", 1)
     while not connections or client.pending:
         client.poll(100)
@@ -103,30 +99,6 @@ def received(client, topic, most, properties=None):
 def both(port):
     """Send and receive."""
     received(published(port, b"size-client"), "size/in", 2)
-
-
-def subscriber(port):
-    """Receive; the messages come from another client."""
-    from flashmqtt.client import Client
-
-    client = Client("127.0.0.1", port, b"size-subscriber")
-    client.connect(10)
-    came = []
-    client.on_message = lambda message: came.append(message.qos)
-    client.subscribe("size/sub", 1)
-    talk(port, b"peer", 2, b"\x30\x0b\x00\x08size/subx\x32\x0d\x00\x08size/sub\x00\x01x", 8)  # CONNACK and PUBACK
-    while len(came) < 2:
-        client.poll(100)
-    client.disconnect()
-
-
-def level5(port):
-    """Send and receive at level 5."""
-    from flashmqtt.client import Client
-
-    client = Client("127.0.0.1", port, b"size-level5", journal(), level=5)
-    client.connect(10)
-    received(client, "size/five", 2, {3: "text/plain"})
 
 
 def aio_ram(port):
@@ -158,14 +130,18 @@ def heap(names):
     print(gc.mem_alloc() - before - 4 * len(kept))
 
 
-vfs.mount(Noting(), "/packed")
-sys.path.insert(0, "/packed")
-if sys.argv[1] == "heap":
-    if "flashmqtt.aio" in sys.argv[3:]:
-        import asyncio  # noqa: F401  # the firmware's own
-    heap(sys.argv[3:])
-else:
-    {"publisher": publisher, "subscriber": subscriber, "client": both, "aio_ram": aio_ram, "level5": level5}[
-        sys.argv[1]
-    ](int(sys.argv[3]))
-    print(" ".join(sorted(LOADED)))
+def main(programs):
+    """Run a program, and print the modules that it loaded; or print the heap of modules."""
+    vfs.mount(Noting(), "/packed")
+    sys.path.insert(0, "/packed")
+    if sys.argv[1] == "heap":
+        if "flashmqtt.aio" in sys.argv[3:]:
+            import asyncio  # noqa: F401  # the firmware's own
+        heap(sys.argv[3:])
+    else:
+        programs[sys.argv[1]](int(sys.argv[3]))
+        print(" ".join(sorted(LOADED)))
+
+
+if __name__ == "__main__":
+    main({"publisher": publisher, "client": both, "aio_ram": aio_ram})
