@@ -14,6 +14,8 @@ operations: each operation notes the state that a cut would leave. `lives` runs 
 from __future__ import annotations
 
 import contextlib
+import copy
+import copyreg
 import os
 import time
 from array import array
@@ -285,29 +287,13 @@ class RunStats:
     seconds: float = 0.0
 
 
+# A copied journal makes its views of its buffers again.
+copyreg.pickle(memoryview, lambda _: (type(None), ()))  # type: ignore[arg-type, return-value]
+
+
 def clone_journal(journal, region):
     """Return a copy of a mounted journal on a copy of its region."""
-    other = object.__new__(type(journal))
-    for name, value in journal.__dict__.items():
-        if getattr(getattr(value, "__self__", None), "_journal", None) is journal:
-            continue  # a method of a part, which the copy finds again in its own part
-        if isinstance(value, (bytearray, array)):
-            value = value[:]
-        elif isinstance(value, list):
-            if any(not isinstance(item, (int, type(None), memoryview)) for item in value):
-                raise TypeError(name)
-            value = [None if isinstance(item, memoryview) else item for item in value]  # its views are made again
-        elif isinstance(value, dict):  # views of `_out`, which are made again
-            value = {key: other.__dict__["_out"] for key, item in value.items() if item is journal._out}
-        elif hasattr(value, "_journal"):
-            value = clone_journal(value, region)
-            value._journal = other
-        elif name != "_journal" and not isinstance(value, (int, bytes, type(None), Region)) and not callable(value):
-            raise TypeError(name)
-        other.__dict__[name] = value
-    if hasattr(other, "region"):
-        other.region = region
-    return other
+    return copy.deepcopy(journal, {id(journal.region): region, id(journal.on_drop): None})
 
 
 def canonical(units):
