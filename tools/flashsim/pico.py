@@ -102,14 +102,8 @@ def littlefs_image(files: dict[str, bytes], storage_bytes: int) -> bytes:
     from littlefs import LittleFS
 
     fs = LittleFS(block_size=SECTOR_BYTES, block_count=storage_bytes // SECTOR_BYTES, prog_size=256, read_size=32)
-    made = set()
     for path, content in files.items():
-        parent = ""
-        for part in path.split("/")[:-1]:
-            parent += "/" + part
-            if parent not in made:
-                fs.mkdir(parent)
-                made.add(parent)
+        fs.makedirs("/" + path.rpartition("/")[0], exist_ok=True)
         with fs.open("/" + path, "wb") as file:
             file.write(content)
     fs.unmount()

@@ -22,6 +22,7 @@ import sys
 import termios
 import threading
 import time
+import tty
 from pathlib import Path
 from zlib import crc32
 
@@ -93,7 +94,7 @@ class Device:
         self._outer, slave = os.openpty()
         os.set_blocking(self._outer, False)
         self._slave = slave  # kept open, so that the pty survives when a user closes the port
-        _make_raw(slave)
+        tty.setraw(slave, termios.TCSANOW)
         self.path = os.ttyname(slave)
         self._inner = -1
         self._process: subprocess.Popen | None = None
@@ -174,7 +175,7 @@ class Device:
             self._wires.write_bytes(wires + bytes(4))
             self._raw = False
         inner, slave = os.openpty()
-        _make_raw(slave)
+        tty.setraw(slave, termios.TCSANOW)
         environment = {**self._environment, **({"FLASHMQTT_RAW": "1"} if self._raw else {})}
         streams = dict.fromkeys(("stdin", "stdout", "stderr"), slave)
         self._process = children.popen(self._command, cwd=self.directory, env=environment, **streams)
@@ -326,13 +327,6 @@ class Device:
         if timeout_ms and time.time() - self._wires.stat().st_mtime > timeout_ms / 1000:
             self._kill()
             self._boot("watchdog", bytes([WATCHDOG_RESET, 0, 0, 0]) + self._wires.read_bytes()[4:8])
-
-
-def _make_raw(descriptor: int) -> None:
-    """Make a terminal pass bytes unchanged."""
-    attributes = termios.tcgetattr(descriptor)
-    attributes[0] = attributes[1] = attributes[3] = 0
-    termios.tcsetattr(descriptor, termios.TCSANOW, attributes)
 
 
 def network(text: str) -> str:

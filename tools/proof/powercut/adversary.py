@@ -72,8 +72,7 @@ class Cells(Region):
 
     def clone(self):
         """Return a copy in the middle of a boot."""
-        other = Cells(self.sectors, self.sector_bytes, self.page_bytes)
-        other.__dict__.update(self.__dict__)
+        other = copy.copy(self)
         other.state = list(self.state)
         other.image = bytearray(self.image)
         other.open = [list(units) for units in self.open]
