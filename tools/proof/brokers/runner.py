@@ -118,7 +118,7 @@ class CaseRun:
                     # A slow broker has limits of its own; one that acknowledges nothing holds up what the peer sends.
                     by_broker = step[0] == "broker" or step[1] in ("send", "post")
                     async with asyncio.timeout(None if by_broker else STEP_S + scenario.wait_s):
-                        await self._step(*step)
+                        await getattr(self, f"_{step[0]}_step")(*step[1:])
                 await asyncio.sleep(QUIET_S)
         except (BrokerFailed, BoardFailed, ProgramEnded, TimeoutError) as failed:
             self.seen.failures.append(
@@ -143,15 +143,8 @@ class CaseRun:
     def _topic(self, name: str) -> str:
         return f"{self.name}/{name}"
 
-    async def _step(self, actor: str, verb: str, *arguments: Any) -> None:
-        if actor == "board":
-            await self._board_step(verb, *arguments)
-        elif actor == "peer":
-            await self._peer_step(verb, *arguments)
-        elif actor == "broker":
-            await self._broker_step(verb)
-        else:
-            await holds(self._all_taken if verb == "in" else self._all_arrived, self.case.scenario.wait_s)
+    async def _wait_step(self, verb: str) -> None:
+        await holds(self._all_taken if verb == "in" else self._all_arrived, self.case.scenario.wait_s)
 
     def _all_taken(self) -> bool:
         seen = self.seen
