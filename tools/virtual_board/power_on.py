@@ -151,15 +151,13 @@ class _Rom(bytearray):
         return {4: len(self) // 4096, 5: 4096, 6: 0}[request]
 
 
-class _Vfs:
-    """The module `vfs` of an image with ROMFS: the unix port has `VfsRom`, but no partition."""
+class _Over:
+    """A module with other values for some of its names."""
 
-    def __init__(self, real, rom):
+    def __init__(self, real, **names):
         self._real = real
-        self._rom = rom
-
-    def rom_ioctl(self, request, *arguments):
-        return {1: 1, 2: self._rom}[request]
+        for name, value in names.items():
+            setattr(self, name, value)
 
     def __getattr__(self, name):
         return getattr(self._real, name)
@@ -169,7 +167,8 @@ def _wire_rom(file):
     """Mount ROMFS, like the ports do before main.py."""
     _Rom.file = file
     rom = _Rom(file.read())
-    sys.modules["vfs"] = _Vfs(vfs, rom)
+    # The unix port has `VfsRom`, but no partition.
+    sys.modules["vfs"] = _Over(vfs, rom_ioctl=lambda request, *_: {1: 1, 2: rom}[request])
     try:
         vfs.mount(vfs.VfsRom(rom), "/rom")
     except OSError:
@@ -177,19 +176,11 @@ def _wire_rom(file):
     sys.path[:] = ["", ".frozen", "/rom", "/rom/lib", "/lib"]
 
 
-class _Sys:
-    """The port's module `sys`."""
-
-    def __init__(self, real, port, name):
-        self._real = real
-        self.platform = port
-        fields = namedtuple("implementation", ("name", "version", "_machine", "_mpy"))
-        self.implementation = fields(
-            real.implementation.name, real.implementation.version, name, real.implementation._mpy
-        )
-
-    def __getattr__(self, name):
-        return getattr(self._real, name)
+def _named(real, port, name):
+    """Return the port's module `sys`."""
+    fields = namedtuple("implementation", ("name", "version", "_machine", "_mpy"))
+    own = real.implementation
+    return _Over(real, platform=port, implementation=fields(own.name, own.version, name, own._mpy))
 
 
 def _wire(kind):
@@ -206,14 +197,9 @@ def _wire(kind):
     for module in list(sys.modules):
         if module.startswith(("tools", "flashmqtt")):
             del sys.modules[module]
-    sys.modules["machine"] = machine
-    sys.modules["network"] = network
-    sys.modules["dht"] = dht
-    sys.modules["ds18x20"] = ds18x20
-    sys.modules["onewire"] = onewire
-    sys.modules["neopixel"] = neopixel
-    sys.modules[port] = rp2 if port == "rp2" else esp32
-    sys.modules["sys"] = _Sys(sys, port, begin + end)
+    for module in (machine, network, dht, ds18x20, onewire, neopixel, rp2 if port == "rp2" else esp32):
+        sys.modules[module.__name__.rpartition(".")[2]] = module
+    sys.modules["sys"] = _named(sys, port, begin + end)
     sys.path[:] = ["", ".frozen", "/lib"]
     os.chdir("/")
     if rom:
