@@ -9,8 +9,7 @@ import select
 import socket
 
 from flashmqtt.compat import ticks_diff, ticks_ms
-from tools.proof.packets import split
-from wire import connack, id_of, packet, puback, pubcomp, pubrec, suback
+from wire import connack, id_of, packet, puback, pubcomp, pubrec, suback, whole_packets
 
 PATIENCE_MS = 60_000  # deadline for expected events, on a busy machine
 
@@ -87,7 +86,7 @@ class Loopback:
                 self.drop()
                 return
             self._octets += some
-            whole, self._octets = split(self._octets)
+            whole, self._octets = whole_packets(self._octets)
             for one in whole:
                 self.take(one)
             if self.longest and len(self._octets) > self.longest:

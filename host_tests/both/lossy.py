@@ -7,8 +7,7 @@ own codec, and keeps its session as a broker with persistence does. `verdict` ch
 from flashmqtt.connection import CLOSED, MESSAGE, NOTHING, OPEN, OUTPUT, REFUSED, Connection
 from flashmqtt.errors import ConnectionLost
 from flashmqtt.session.session import Session
-from tools.proof.packets import split
-from wire import connack, number, packet, puback, pubcomp, pubrec, pubrel, text
+from wire import connack, number, packet, puback, pubcomp, pubrec, pubrel, text, whole_packets
 
 
 class Random:
@@ -43,7 +42,7 @@ class Broker:
         self.online = False
 
     def take(self, octets):
-        whole, self.input = split(self.input + octets)
+        whole, self.input = whole_packets(self.input + octets)
         for one in whole:
             at = 1
             while one[at] > 127:

@@ -44,9 +44,19 @@ def suback(packet_id, *codes):
     return packets.suback(packet_id, codes)
 
 
+def whole_packets(octets):
+    """Return the complete packets of a stream, and the rest."""
+    found = []
+    start = 0
+    while end := packets.packet_end(octets, start):
+        found.append(bytes(octets[start:end]))
+        start = end
+    return found, octets[start:]
+
+
 def split(octets):
     """Cut a stream into packets."""
-    whole, rest = packets.split(octets)
+    whole, rest = whole_packets(octets)
     assert not rest, "the last packet is incomplete"
     return whole
 

@@ -5,8 +5,9 @@ import random
 
 import pytest
 
-from tools.proof.packets import publish, split
+from tools.proof.packets import publish
 from tools.proof.proxy import INSIDE, Cut, Proxy
+from wire import whole_packets
 
 PINGREQ = b"\xc0\x00"
 PUBLISH = b"\x32\x07\x00\x03a/b\x00\x0a"
@@ -22,7 +23,7 @@ LONG = b"\x30\xc8\x01" + b"\x00\x01a" + bytes(197)
     "rest", [b"", b"\xc0", PUBLISH[:-1], b"\x30\xff"], ids=["whole", "head", "cut", "half a length"]
 )
 def test_split_returns_whole_packets_and_the_incomplete_rest(packets, rest):
-    assert split(b"".join(packets) + rest) == (packets, rest)
+    assert whole_packets(b"".join(packets) + rest) == (packets, rest)
 
 
 def test_cut_inside_a_packet_is_never_at_a_packet_boundary():

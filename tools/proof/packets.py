@@ -68,16 +68,6 @@ def packet_end(octets: bytes | bytearray, start: int = 0) -> int:
     return end if used and end <= len(octets) else 0
 
 
-def split(octets: bytes) -> "tuple[list[bytes], bytes]":
-    """Return the complete packets of a stream, and the rest."""
-    packets = []
-    start = 0
-    while end := packet_end(octets, start):
-        packets.append(bytes(octets[start:end]))
-        start = end
-    return packets, octets[start:]
-
-
 def _properties(level: int, content: bytes = b"") -> bytes:
     return length(len(content)) + content if level == 5 else b""
 
