@@ -68,6 +68,7 @@ class Broker:
     ):
         self.directory = directory
         self.port = port or free_port()
+        self.ports = [self.port]  # all that it listens on
         self.kind = kind or ("mosquitto" if find_mosquitto() else "amqtt")
         self.log = directory / f"{self.kind}.log"
         self._extra = extra
@@ -100,7 +101,7 @@ class Broker:
         with self.log.open("ab") as log:
             self._process = children.popen(command, stdout=log, stderr=log, cwd=self.directory, env=environment)
         deadline = time.monotonic() + self.start_deadline_s
-        while not is_open(self.port):
+        while not all(map(is_open, self.ports)):
             if self._process.poll() is not None:
                 raise BrokerFailed(
                     f"{self.kind} ended at once (status {self._process.returncode}). "

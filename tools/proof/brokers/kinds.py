@@ -17,7 +17,7 @@ from pathlib import Path
 
 from tools import bootstrap, children
 from tools.bootstrap import ROOT
-from tools.broker import Broker, free_port, is_open
+from tools.broker import Broker, free_port
 
 INSTALLED = ROOT / "build" / "brokers"
 USER, PASSWORD = "board", "secret"
@@ -79,6 +79,7 @@ class Kind(Broker):
         super().__init__(directory, kind=self.name)
         self.certificate = certificate
         self.tls_port = free_port() if certificate else 0
+        self.ports += [self.tls_port] if certificate else []
 
     @classmethod
     def provide(cls) -> str:
@@ -88,10 +89,6 @@ class Kind(Broker):
             NotHere: it can't be installed.
         """
         return provide_debian(cls.package)
-
-    def ready(self) -> bool:
-        """Return whether all of its ports are open."""
-        return is_open(self.port) and (not self.tls_port or is_open(self.tls_port))
 
 
 def _installed(package: str) -> str:

@@ -236,8 +236,6 @@ async def run_broker(
     broker = kind(directory, certificate)
     try:
         await asyncio.to_thread(broker.start)
-        if not await holds(broker.ready, broker.start_deadline_s):
-            raise BrokerFailed(f"{broker.name} offers no TLS at port {broker.tls_port}. Its log: {broker.log}")
 
         async def run(case: Case) -> Verdict:
             return await CaseRun(case, broker, directory / "cases" / str(case).replace("/", "-")).run()
