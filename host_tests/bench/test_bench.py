@@ -12,7 +12,7 @@ from tools.proof import bench as package
 from tools.proof import program
 from tools.proof.bench import __main__ as bench
 from tools.proof.bench import chip, codec, figures, journal
-from tools.proof.bench._goals import GOALS, at_least, at_most, shown
+from tools.proof.bench._goals import GOALS, Goal, shown
 from tools.proof.check import size
 
 
@@ -66,13 +66,13 @@ def test_only_selects_areas_by_area_or_figure_name(only, areas):
 
 
 def test_goal_reports_by_how_much_it_was_missed():
-    assert at_most(10).verdict(10) == "met"
-    assert at_most(10).verdict(12) == "missed by 20%"
-    assert at_most(10).verdict(57) == "missed: 5.7 times"
-    assert at_least(100).verdict(100) == "met"
-    assert at_least(100).verdict(90) == "missed by 10%"
-    assert at_most(0).verdict(0) == "met"
-    assert at_most(0).verdict(3) == "missed by 3"
+    assert Goal(10).verdict(10) == "met"
+    assert Goal(10).verdict(12) == "missed by 20%"
+    assert Goal(10).verdict(57) == "missed: 5.7 times"
+    assert Goal(100, least=True).verdict(100) == "met"
+    assert Goal(100, least=True).verdict(90) == "missed by 10%"
+    assert Goal(0).verdict(0) == "met"
+    assert Goal(0).verdict(3) == "missed by 3"
 
 
 def test_numbers_are_shown_with_three_digits_or_separators():
