@@ -14,8 +14,6 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Iterator
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -31,36 +29,61 @@ DAMAGED = ".damaged"
 ROWS_AT_ONCE = 32_768
 
 
+class Columns:
+    """The rows of a segment, collected as columns."""
+
+    def __init__(self) -> None:
+        self.heads = bytearray()  # first byte of each packet: QoS, DUP, RETAIN
+        self.topics: list[bytes] = []
+        self.payloads: list[bytes] = []
+        self.properties: list[bytes | None] = []
+        self.times: list[int] = []
+        self.times_count: list[int] = []
+
+    def add(self, data: bytes, start: int, end: int, level: int, time_us: int) -> None:
+        """Decode the PUBLISH packets in `data[start:end]`; the session validated them before they landed."""
+        before = len(self.heads)
+        for head, topic, _, properties, payload in publish.decoded(data, start, end, level):
+            self.heads.append(head)
+            self.topics.append(topic)
+            self.properties.append(properties)
+            self.payloads.append(payload)
+        self.times.append(time_us)
+        self.times_count.append(len(self.heads) - before)
+
+    def table(self, collector: str, number: int, rows_before: int) -> pa.Table:
+        """Return the rows in landing order."""
+        count = len(self.heads)
+        heads = np.frombuffer(self.heads, dtype=np.uint8)
+        times = np.repeat(np.array(self.times, dtype=np.int64), np.array(self.times_count, dtype=np.int64))
+        origin = [pa.repeat(pa.scalar(collector, pa.string()), count), pa.repeat(pa.scalar(number, pa.int64()), count)]
+        origin += [pa.array(np.arange(rows_before + 1, rows_before + count + 1, dtype=np.int64))]
+        origin += [pa.array(times).cast(pa.timestamp("us", tz="UTC"))]
+        head = [
+            pa.array(self.topics, pa.binary()).cast(pa.string()),
+            pa.array(((heads & QOS_BITS) >> 1).astype(np.int8)),
+        ]
+        head += [pa.array((heads & bit).astype(np.bool_)) for bit in (DUP_BIT, RETAIN_BIT)]
+        texts = [pa.array(self.properties, pa.binary()), pa.array(self.payloads, pa.binary())]
+        return pa.table([*origin, *head, *texts], schema=parquet.SCHEMA)
+
+
 def rows_of(contents: Contents) -> pa.Table:
     """Return the rows of a log: landed and released messages, in the order in which they landed or were released."""
-    header, tables, rows = contents.header, [parquet.SCHEMA.empty_table()], _rows(contents)
-    row = header.rows_before + 1
-    while some := list(islice(rows, ROWS_AT_ONCE)):  # Python objects take ten times the memory of a table
-        times, first_bytes, topics, properties, payloads = zip(*some, strict=True)
-        count, heads = len(some), np.frombuffer(bytes(first_bytes), np.uint8)
-        columns = [
-            pa.repeat(pa.scalar(header.collector), count),
-            pa.repeat(pa.scalar(header.number), count),
-            pa.array(np.arange(row, row + count)),
-            pa.array(np.array(times)).cast(parquet.SCHEMA.field("arrival").type),
-            pa.array(topics, pa.binary()).cast(pa.string()),
-            pa.array(((heads & QOS_BITS) >> 1).astype(np.int8)),
-            *(pa.array((heads & bit).astype(np.bool_)) for bit in (DUP_BIT, RETAIN_BIT)),
-            pa.array(properties, pa.binary()),
-            pa.array(payloads, pa.binary()),
-        ]
-        tables.append(pa.table(columns, schema=parquet.SCHEMA))
-        row += count
-    return pa.concat_tables(tables)
-
-
-def _rows(contents: Contents) -> Iterator[tuple[int, int, bytes, bytes | None, bytes]]:
-    """Yield each row's arrival, first byte, topic, properties and payload; the session validated the packets."""
+    header, data = contents.header, contents.data
+    tables: list[pa.Table] = []
+    columns = Columns()
+    rows = 0
     for entry in contents.replayed()[0]:
-        # DUP has another meaning in a held packet: see `flashmqtt.session.inbound`.
-        mask = 0xFF & ~DUP_BIT if entry.kind == HELD else 0xFF
-        for head, topic, _, properties, payload in publish.decoded(contents.data, entry.start, entry.end, entry.level):
-            yield entry.time_us, head & mask, topic, properties, payload
+        columns.add(data, entry.start, entry.end, entry.level, entry.time_us)
+        if entry.kind == HELD:
+            columns.heads[-1] &= ~DUP_BIT  # has another meaning in a held packet: see `flashmqtt.session.inbound`
+        if len(columns.heads) >= ROWS_AT_ONCE:  # Python objects take ten times the memory of a table
+            tables.append(columns.table(header.collector, header.number, header.rows_before + rows))
+            rows += len(columns.heads)
+            columns = Columns()
+    tables.append(columns.table(header.collector, header.number, header.rows_before + rows))
+    return pa.concat_tables(tables)
 
 
 def seal(log: Path, directory: Path, salvage: bool = False) -> dict[str, Any]:
