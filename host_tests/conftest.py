@@ -178,14 +178,13 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
     The tests' own garbage is collected less often than by default, which took 7 CPU seconds in `deploy/test_shrink.py`.
     """
-    gc.collect()
     gc.freeze()
     gc.enable()
     gc.set_threshold(50_000, 20, 20)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Undo it, or polars reports its classes as leaked."""
+    """Undo it, or nanobind reports duckdb's classes as leaked."""
     gc.unfreeze()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import duckdb
-import polars as pl
 import pyarrow as pa
 from deltalake import DeltaTable
 
@@ -57,6 +56,8 @@ def by_pandas(output, table, spark=None):
 
 
 def by_polars(output, table, spark=None):
+    import polars as pl
+
     frame = pl.scan_delta(directory(output, table)).select(COLUMNS[table]).collect()
     return rows(frame.to_arrow(), COLUMNS[table])
 

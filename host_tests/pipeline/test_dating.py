@@ -3,7 +3,6 @@
 import datetime
 
 import pytest
-from pyspark.testing import assertDataFrameEqual
 
 from tools.pipeline import check, dating, schemas
 
@@ -23,6 +22,8 @@ ORIGIN = {"arrival": at(1_790_000_000), "collector": "c", "segment": 1, "row": 1
 
 
 def same(found, expected):
+    from pyspark.testing import assertDataFrameEqual  # loads pandas
+
     assertDataFrameEqual(found, expected, checkRowOrder=True, rtol=0, atol=0, ignoreNullable=True)
 
 

