@@ -21,7 +21,7 @@ def acknowledged(broker):
 
 def expire_unclaimed(mqtt):
     """Let unclaimed messages expire now. (With a short limit from the beginning they could expire before a check.)"""
-    mqtt.session.waiting._unclaimed_ms = 1
+    mqtt.session.waiting.unclaimed_ms = 1
 
 
 def reconnect(broker, mqtt):

@@ -17,6 +17,12 @@ def test_random_run_keeps_all_guarantees(life):
     lives.on_chip(life, boots=40)
 
 
+@pytest.mark.req("S2", "S5", "S6")
+@pytest.mark.parametrize("life", [289, 323])
+def test_bad_sectors_make_the_longest_message_shorter_and_may_wear_out_a_full_journal(life):
+    assert lives.on_chip(life) == 51  # 289: StoreFull for 5,000 bytes; 323: StoreWorn, see LIMITS.md
+
+
 @pytest.mark.req("S1", "S2")
 @pytest.mark.parametrize(("page", "sectors", "cuts"), [(256, 4, 4), (64, 5, 3), (32, 4, 3), (1, 5, 3)])
 def test_every_series_of_cuts_with_marginal_bits_keeps_all_guarantees(page, sectors, cuts):

@@ -86,8 +86,7 @@ def call(driver, word, strict=False):
 def _takes_all(journal, length):
     """Return whether the policy makes room for every message. In a small journal, held messages may leave none."""
     if journal.policy == DROP_OLDEST:
-        region = journal.region
-        return longest(region) >= length and (region.sectors > 7 or not journal.held())
+        return longest(journal) >= length and (journal.region.sectors > 7 or not journal.held())
     return journal.policy == DROP_NEWEST
 
 

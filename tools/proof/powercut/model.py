@@ -60,10 +60,11 @@ def mount(region, policy=REFUSE):
     return journal
 
 
-def longest(region):
+def longest(journal):
     """Return the greatest length of a message that always finds room if the policy may drop others."""
+    region = journal.region
     pages = region.sector_bytes // 256 - 1
-    return (region.sectors - (4 if region.sectors > 5 else 3)) * pages * 232
+    return (region.sectors - bytes(journal._use).count(BAD) - (4 if region.sectors > 5 else 3)) * pages * 232
 
 
 class Model:
