@@ -259,6 +259,8 @@ def test_boot_message_with_first_above_known_numbers_begins_a_life():
         [(1, 1, 9), (2, 2, 1), (2, 2, 3)],
         [(1, 1, 9), (2, 2, 2), (2, 2, 5)],
     ]
+    newest = {(row["device"], row["life"]): row["seq"] for row in found["lives"] if row["arrival"]}
+    assert newest == {("d0", 3): 5, ("d1", 2): 3, ("d2", 2): 5}
 
 
 @pytest.mark.req("P3", "P4")

@@ -128,6 +128,7 @@ def test_boot_and_seq_written_as_floats_become_integers():
         (b'[{"bn":"d/","boot":1,"seq":1,"zz":' + b"[" * 50_000 + b"]" * 50_000 + b"}]", "depth limit exceeded"),
         (b'[]},{"p":[]', "unexpected content after document"),
         (b'[]}\n{"p":[]', "unexpected content after document"),
+        (b'[{"bn":"d/","boot":1,"seq":1}]}{"p":[]', "not JSON: unexpected content after document"),
         (b'[{"bn":"d/","boot":1,"seq":1,"v":NaN,"n":"x"}]', "not JSON"),
         (b'[{"bn":"d/","boot":1,"seq":1,"v":1e999,"n":"x"}]', "infinity"),
         (b'[{"bn":"d/","boot":1,"seq":1,"v":"1","n":"x"}]', "v is not a number"),
