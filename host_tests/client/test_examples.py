@@ -269,7 +269,7 @@ def test_example_whose_handler_failed_tries_again(tmp_path, name, folder, sent, 
     with Broker(tmp_path / "broker") as broker, Person(broker.port) as person:
         person.publish(sent, b"10", 2, retain=True)  # retained, because the board has no subscription yet
         with running(tmp_path, name, broker.port) as said:
-            until(lambda: "failed, and tried again" in said.read_text(), said.read_text)
+            until(lambda: "failed; a message is tried five times" in said.read_text(), said.read_text)
             (tmp_path / folder).rmdir()
             person.wait(lambda got: answer in got, said)
 
