@@ -200,15 +200,9 @@ def library_to_freeze(board: str = "") -> str:
     """
     scratch = tempfile.TemporaryDirectory()
     atexit.register(scratch.cleanup)
-    write(texts(board, True, bool(board)), Path(scratch.name))
+    frozen = texts(board, True, bool(board))
+    build.write_files(Path(scratch.name), {name: text.encode() for name, text in frozen.items()})
     return scratch.name
-
-
-def write(frozen: Mapping[str, str], folder: Path) -> None:
-    """Write modules into a folder: path below it -> text."""
-    for name, text in frozen.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(text)
 
 
 def digest(frozen: Mapping[str, str]) -> str:
@@ -250,7 +244,8 @@ def prepare(wanted: Wanted, target: Path) -> Path:
         f"DIGEST = {digest(frozen)!r}\n"
     )
     if wanted.freezes:
-        write({**frozen, f"{MARKER}.py": marker}, modules)
+        frozen = {**frozen, f"{MARKER}.py": marker}
+        build.write_files(modules, {name: text.encode() for name, text in frozen.items()})
     path = target / "manifest.py"
     path.write_text(manifest(wanted, modules))
     return path

@@ -221,7 +221,7 @@ async def _burst(bench: Bench, directory: Path, port: int) -> None:
 
 
 async def _resume(bench: Bench, directory: Path) -> None:
-    """How long after the return of the broker a message arrives that was published while it was away."""
+    """Measure how long after the broker's return a message is delivered that was published meanwhile."""
     bench.progress("session: the broker's return")
     with Broker(directory / "broker", kind="mosquitto") as broker:
         async with _subscribed(directory / "board", broker.port) as (program, printed):
