@@ -49,15 +49,13 @@ try:
     _sleep_ms = asyncio.sleep_ms  # type: ignore[attr-defined]
 except (ImportError, AttributeError):  # CPython
     from .hosted import ready
+    from .hosted import wait_for_ms as _wait_for_ms
 
     _loop = asyncio.get_running_loop
 
     async def _ready(link: "Any") -> None:  # type: ignore[misc]
         if link.polled is not None:
             await ready(link.polled, link.events & _POLLOUT)
-
-    async def _wait_for_ms(awaitable: "Any", ms: int) -> None:
-        await asyncio.wait_for(awaitable, ms / 1000)
 
     async def _sleep_ms(ms: int) -> None:
         await asyncio.sleep(ms / 1000)
@@ -250,7 +248,7 @@ class Client:
         """
         self.start()
         self.link.error = None
-        await self._until(self.link.is_open, timeout_s, self.link.check_expected)
+        await self._until(lambda: self.link.is_open() and not self._closed, timeout_s, self.link.check_expected)
         return self.connection.session_present
 
     async def disconnect(self, code: int = 0, expiry_s: "int | None" = None) -> None:
@@ -525,7 +523,7 @@ class Client:
         link = self.link
         session = self.session
         was = None
-        while not self._stopping:  # CPython 3.11 can lose a cancellation inside wait_for
+        while not self._stopping:
             self._serve()
             try:
                 event = link.step(ticks_ms())

@@ -116,6 +116,14 @@ async def ready(sock: "Any", writing: "Any") -> None:
             wake()
 
 
+async def wait_for_ms(awaitable: "Any", ms: int) -> None:
+    """Wait as MicroPython's `wait_for_ms` does. (`asyncio.wait_for` of CPython 3.11 can lose a cancellation.)"""
+    import asyncio
+
+    async with asyncio.timeout(ms / 1000):
+        await awaitable
+
+
 def load_chain(tls: "Any", certificates: "Any", key: "Any", label: str, der: "Any", password: "Any") -> None:
     """Load this client's certificates and key. CPython reads them from files only: data in memory goes into a temporary file.
 
