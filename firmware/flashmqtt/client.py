@@ -1,8 +1,9 @@
 """The blocking client: for a program with one thread. Every wait has a deadline.
 
 `publish` stores the message and returns; the message is sent when there is a connection. `poll` reads, writes, acknowledges,
-reconnects and calls the handlers: call it often, or give it the time that the program does not need. This module knows the
-clock and how to wait for a socket; everything else is in `link.py` and below.
+reconnects and calls the handlers: call it often, or give it the time that the program does not need, in place of `sleep`. A
+program that only publishes must call it, too: `publish` makes at most one step of a connection attempt, which needs several
+steps within seconds. This module knows the clock and how to wait for a socket; everything else is in `link.py` and below.
 """
 
 from select import poll as _poll
@@ -384,11 +385,11 @@ class Client:
         return computed(self, name)
 
     def start(self) -> None:
-        """Connect in the background, during calls of `poll` and `publish`; return at once."""
+        """Connect in the background, during calls of `poll`; return at once."""
         self.link.start(ticks_ms())
 
     def connect(self, timeout_s: "float | None" = None) -> bool:
-        """Connect within timeout_s; return whether the broker still has the session. From now on `poll` and `publish` reconnect.
+        """Connect within timeout_s; return whether the broker still has the session. From now on `poll` reconnects.
 
         Raises:
             ConnectRefused: the broker refused; `tls.CertificateRefused`: the client refused. `poll` continues to try.
