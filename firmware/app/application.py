@@ -40,6 +40,7 @@ _NETWORK_MS = const(500)
 _NETWORK_RETRY_MS = const(20000)  # after an error
 _CLOCK_PATIENCE_MS = const(30000)
 _TLS_WATCHDOG_S = const(8)
+_ERROR_CHARACTERS = const(99)  # of a sensor's error
 _ATTEMPTS = const(6)  # of a command: a full store has half a minute to get room
 
 
@@ -85,7 +86,7 @@ class Application:
         self.life, self.since = life_of(self.state, self.journal.stored, self.device)
         self.refused = 0  # messages that the full store refused since the start; they have no number
         self._boot_due = False  # does the boot message wait for room in the store?
-        self._values = {}  # what the first reading of a wake gave: sensor -> value
+        self._records = {}  # what the first reading of a wake gave: sensor -> record
         self._worn = None
         self.undated = False  # was a message of this boot published before the time was known?
         self.interval_ms = self.state.get("interval_ms") or config["interval_ms"]
@@ -158,26 +159,26 @@ class Application:
         """Read a group's sensors; return their values as SenML records."""
         records = []
         for sensor in group.sensors:
-            value = self._values.get(sensor)
-            if value is None:
-                value = self._read(sensor)
-            if value is not None:
-                record = {"n": sensor.name, "v": value}
-                if sensor.unit:
-                    record["u"] = sensor.unit
+            record = self._records.get(sensor) or self._read(sensor)
+            if record:
                 records.append(record)
         return records
 
     def _read(self, sensor):
-        """Return a sensor's value, or None after printing why there is none."""
+        """Return a sensor's value as a SenML record, or None after printing why there is none."""
         try:
             value = sensor.read()
+            if value is None:
+                return None
             # Anything else would make the message invalid, with the values of the other sensors.
-            if value is not None and (type(value) not in (int, float) or value * 0.0 != 0):
-                raise ValueError("%r is not a finite number" % (value,))
-            return value
-        except Exception as error:  # the DHT22's driver raises a plain Exception for a wrong checksum
-            print("sensor:", sensor.name, type(error).__name__, error)
+            if type(value) not in (int, float) or value * 0.0 != 0:
+                raise ValueError("no finite number: %r" % (value,))
+            record = {"n": sensor.name, "v": value}
+            if sensor.unit:
+                record["u"] = sensor.unit
+            return record
+        except (Exception, SystemExit) as error:  # a driver may raise anything
+            print("sensor:", sensor.name, type(error).__name__, str(error)[:_ERROR_CHARACTERS])
             return None
 
     def beginning(self):

@@ -19,14 +19,14 @@ def groups_of(application, group):
     found = []
     try:
         found += application.board.sensors()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         print("sensor:", error)
     for settings in application.config["sensors"]:
         from .sensors import make
 
         try:
             found += make(settings)
-        except Exception as error:  # a broken sensor must not stop the others; a driver may raise anything
+        except (Exception, SystemExit) as error:  # a driver may raise anything, which must not stop the other sensors
             print("sensor:", settings["kind"], type(error).__name__, error)
     groups = {}
     for sensor in found:

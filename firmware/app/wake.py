@@ -16,8 +16,8 @@ def wake(application):
     labels = application.beginning()
     for group in application.groups:
         for sensor in group.sensors:
-            application._values[sensor] = application._read(sensor)
-    if None in application._values.values():  # such a sensor has only started its first measurement
+            application._records[sensor] = application._read(sensor)
+    if None in application._records.values():  # such a sensor has only started its first measurement
         if application._feed:
             application._feed()
         sleep(_CONVERSION_MS / 1000)

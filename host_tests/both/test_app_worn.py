@@ -176,8 +176,43 @@ def test_sensor_without_a_finite_number_is_left_out_of_the_message():
     broker.close()
 
 
+class Ending:
+    """A sensor whose driver ends the program if it finds no chip."""
+
+    name = "odd"
+    unit = ""
+
+    def read(self):
+        sys.exit("no chip")
+
+
+class Forgetful:
+    """A sensor that loses its unit."""
+
+    name = "odd"
+    unit = ""
+
+    def read(self):
+        del Forgetful.unit
+        return 1
+
+
 @pytest.mark.parametrize(
-    "error", [ValueError("pin"), OSError(5), TypeError("pin"), Exception("no chip"), RuntimeError("x")]
+    ("sensor", "words"),
+    [(Ending(), "SystemExit no chip"), (Forgetful(), "AttributeError "), (Odd("odd", [1] * 999), "ValueError ")],
+)
+@pytest.mark.req("B4")
+def test_sensor_that_ends_the_program_or_breaks_itself_costs_one_line_and_does_not_stop_the_others(sensor, words):
+    application, broker = _with([sensor, Odd("a", 3)])
+    records, lines = printed(lambda: application.sample(application.groups[0]))
+    assert records == [{"n": "a", "v": 3}]
+    assert len(lines) == 1 and lines[0].startswith("sensor: odd " + words) and len(lines[0]) < 150
+    broker.close()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [ValueError("pin"), OSError(5), TypeError("pin"), Exception("no chip"), RuntimeError("x"), SystemExit("no chip")],
 )
 @pytest.mark.req("B1", "B4")
 def test_sensor_that_can_not_be_made_does_not_stop_the_others(error):
