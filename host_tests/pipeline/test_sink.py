@@ -494,7 +494,10 @@ def test_dates_equal_the_pipelines_and_follow_a_late_tie(to, tables, spark):
     columns = ["device", "seq", "index", "taken", "dated_by"]
     readings = tables.output.read(spark, "readings")
     clocks = dating.clocks(tables.output.read(spark, "ties"))
-    wanted = [tuple(moment(one) for one in row) for row in dating.dated(readings, clocks).select(columns).collect()]
+    dated = (
+        dating.dated(readings, clocks).select(columns).toArrow().to_pylist()
+    )  # `collect` has this machine's time zone
+    wanted = [tuple(moment(one) for one in row.values()) for row in dated]
     found = [
         tuple(moment(one) for one in row) for row in run(to, 'SELECT device, seq, "index", taken, dated_by FROM dated')
     ]
@@ -771,6 +774,17 @@ def test_csv_export_has_bom_header_and_escaped_formulas(to, tables, tmp_path):
     assert {row["text"] for row in rows} == {"", '\'=1+1;"x"', "ä\n"}
     (row,) = [row for row in rows if (row["device"], row["value"]) == ("d", "2.0")][:1]
     assert datetime.datetime.fromisoformat(row["taken"]).year == 2026
+
+
+def test_csv_export_does_not_depend_on_the_servers_settings(server, tables, tmp_path):
+    out, files = tables.output.storage.uri, [tmp_path / "usual.csv", tmp_path / "other.csv"]
+    tables.landing.raw("d/precise", b"123456.789")
+    tables.batch()
+    other = "&options=-c%20DateStyle%3DSQL%20-c%20extra_float_digits%3D-15%20-c%20TimeZone%3DPacific/Apia"
+    for file, more in zip(files, ("", other), strict=True):
+        assert sink.main(["--out", out, "--to", server.address + more, "--csv", str(file), "--anew"]) == 0
+    assert files[0].read_bytes() == files[1].read_bytes()
+    assert b",123456.789," in files[0].read_bytes()
 
 
 def test_query_in_the_readme_runs(to, tables):
