@@ -494,9 +494,8 @@ def test_dates_equal_the_pipelines_and_follow_a_late_tie(to, tables, spark):
     columns = ["device", "seq", "index", "taken", "dated_by"]
     readings = tables.output.read(spark, "readings")
     clocks = dating.clocks(tables.output.read(spark, "ties"))
-    dated = (
-        dating.dated(readings, clocks).select(columns).toArrow().to_pylist()
-    )  # `collect` has this machine's time zone
+    # Not by `collect`, whose times are in this machine's time zone.
+    dated = dating.dated(readings, clocks).select(columns).toArrow().to_pylist()
     wanted = [tuple(moment(one) for one in row.values()) for row in dated]
     found = [
         tuple(moment(one) for one in row) for row in run(to, 'SELECT device, seq, "index", taken, dated_by FROM dated')

@@ -52,12 +52,8 @@ class PostgresSink(Sink):
 
     def _prepare(self) -> None:
         """Lock out other sinks; create the schema, tables and view if they do not exist."""
-        for setting in (
-            "TIME ZONE 'UTC'",
-            "DateStyle TO ISO",
-            "extra_float_digits TO 1",
-        ):  # role or database may have others
-            self._run(f"SET LOCAL {setting}")
+        # A role or a database may have other settings.
+        self._run("SET LOCAL TIME ZONE 'UTC'; SET LOCAL DateStyle TO ISO; SET LOCAL extra_float_digits TO 1")
         self._run("SELECT pg_advisory_xact_lock(hashtext(%s))", [f"flashmqtt {self._schema}"])
         # Not IF NOT EXISTS: this needs rights on the database also if the schema exists.
         if not self._run("SELECT to_regnamespace(%s)", [f'"{self._schema}"'])[0][0]:
