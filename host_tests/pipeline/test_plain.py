@@ -284,6 +284,39 @@ def test_replay_with_another_mapping_moves_no_message(tmp_path):
     assert tables.judge().problems == ["1 in quarantine"]
 
 
+def rules_of(**keys):
+    return mapping.Mapping((mapping._rule(mapping._Lines("m", ""), 0, keys),))
+
+
+OF_BOARDS = {
+    "none": JSON,
+    "readings": rules_of(topic="flashmqtt/{device}/+", path="$[*]", name="@.n", value="@.v"),
+    "misfits": rules_of(topic="flashmqtt/{device}/+", value="$.none"),
+    "ignored": rules_of(topic="flashmqtt/#", ignore=True),
+}
+
+
+@pytest.mark.req("P3")
+@pytest.mark.parametrize(("old", "new"), list(itertools.permutations(OF_BOARDS, 2)))
+def test_replay_with_a_new_mapping_of_a_boards_topic_stores_no_message_again(tmp_path, old, new):
+    tables = Tables(tmp_path, OF_BOARDS[old])
+    for seq in (1, 2, 2):
+        tables.landing.message("a", 1, seq)
+    tables.landing.message("a", 1, 4, dropped=0)
+    tables.landing.message("a", 2, 5, kind="boot")
+    tables.landing.message("b", 1, 1)
+    tables.landing.message("b", 1, 1 << 25)  # held: a jump
+    tables.batch()
+    stored = {table: tables.rows(table) for table in ("readings", "events", "quarantine", "held", "duplicates")}
+    assert any(stored.values()) == (old != "ignored")
+    tables.stream, tables.rules = "the checkpoint was lost", OF_BOARDS[new]
+    tables.run({"c": 1})
+    if old != "ignored":  # these messages were not stored
+        again = {table: tables.rows(table) for table in stored}
+        assert again | {"duplicates": stored["duplicates"]} == stored
+        assert {row["cause"] for row in again["duplicates"] if row not in stored["duplicates"]} <= {"replay"}
+
+
 @pytest.mark.req("P4")
 def test_verdict_counts_devices_without_proof_of_delivery(tmp_path):
     tables = Tables(tmp_path)

@@ -33,7 +33,7 @@ FAR_BACK = 1000
 def process(state: State, rows: pa.Table, mapping: Mapping = NO_MAPPING) -> Iterator[tuple[str, pa.Table]]:
     """Add some rows of a segment, in landing order, to the state; yield (table name, rows to write)."""
     _note_progress(state, rows)
-    rows = _without_done(state, rows)
+    rows = _without_done(state, rows, mapping)
     if not rows.num_rows:
         return
     payload = whole(rows["payload"])
@@ -74,17 +74,24 @@ def _process_packs(state: State, rows: pa.Table) -> Iterator[tuple[str, pa.Table
         yield from _quarantine(state, rows, topic, payload, bad)
 
 
-def _without_done(state: State, rows: pa.Table) -> pa.Table:
+def _without_done(state: State, rows: pa.Table, mapping: Mapping) -> pa.Table:
     """Return the rows without those that were read before and are in quarantine, or were deleted for their age.
 
     A message in quarantine must not be held again: it would displace another one. The originals of deleted messages do not
-    exist any more, so these and their copies would be processed as reused identities, or as a new life.
+    exist any more, so these and their copies would be processed as reused identities, or as a new life. If a changed mapping
+    gives a message an identity or takes it away, its rows in the tables are not found by what it is now.
     """
     again = np.flatnonzero(state.read_before(rows["collector"], rows["segment"], rows["row"]))
     if not len(again):
         return rows
     origin = rows.select([field.name for field in schemas.ORIGIN]).take(pa.array(again))
     done = state.has("quarantine", origin)
+    payload = whole(rows["payload"])
+    is_plain = plain.Plain(prints.encoded(rows["topic"]), payload, mapping).handled[again]
+    was_plain, may_be_pack = state.has("plain", origin), is_plain & plain.looks_like_pack(payload)[again]
+    done |= ~is_plain & was_plain
+    left = np.flatnonzero(may_be_pack & ~was_plain & ~done)
+    done[left] = state.has("packs", origin.take(pa.array(left)))
     if state.kept_from_us:
         done |= origin["arrival"].cast(pa.int64()).to_numpy() < state.kept_from_us
         done |= state.has("duplicates", origin)
@@ -103,7 +110,7 @@ def _quarantine(
     table = table_of(columns, schemas.QUARANTINE)
     again = state.read_before(prints.encoded(rows["collector"].take(at)), *(table[name] for name in ("segment", "row")))
     if again.any():  # with another mapping: the message is in the tables
-        table = table.filter(pa.array(~(again & state.has("readings", table))))
+        table = table.filter(pa.array(~(again & state.has("plain", table))))
     state.wrote("quarantine", table)
     yield "quarantine", table
 

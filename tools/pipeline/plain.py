@@ -68,6 +68,11 @@ def is_scalar(payload: bytes | None) -> bool:
     return payload is not None and re.match(SCALAR.encode(), payload) is not None
 
 
+def looks_like_pack(payload: pa.Array) -> np.ndarray:
+    """Return which payloads begin like a SenML pack."""
+    return np.asarray(pc.match_substring_regex(payload, rb"^[ \t\r\n]*\[").to_numpy(zero_copy_only=False))
+
+
 class Plain:
     """The messages of some rows that this module handles.
 
@@ -121,7 +126,7 @@ class Plain:
     def _read_scalars(self, at: np.ndarray) -> None:
         payload = self.payload.take(pa.array(at))
         is_scalar = pc.match_substring_regex(payload, SCALAR).to_numpy(zero_copy_only=False)
-        unknown = at[~is_scalar & ~pc.match_substring_regex(payload, rb"^[ \t\r\n]*\[").to_numpy(zero_copy_only=False)]
+        unknown = at[~is_scalar & ~looks_like_pack(payload)]
         self.bad += [(row, NO_MAPPING) for row in unknown.tolist()]
         self.handled[unknown] = True
         at = at[is_scalar]
@@ -160,7 +165,7 @@ class Plain:
         new = items.filter(pa.array(~copy))
         if new.num_rows:
             origin = rows.select([one.name for one in schemas.ORIGIN])
-            state.wrote("readings", origin.take(pa.array(row[first & ~copy])))
+            state.wrote("plain", origin.take(pa.array(row[first & ~copy])))
             columns = {name: whole(new[name]) for name in ITEMS.names[2:]}
             yield "plain", _filled(rows, new, columns, schemas.READINGS)
         if copy.any():
@@ -177,7 +182,7 @@ class Plain:
         again = state.read_before(some["collector"], some["segment"], some["row"])
         if again.any():
             where = np.flatnonzero(again)
-            again[where] = state.has("readings", some.take(pa.array(where))) | marked[where] | retained[where]
+            again[where] = state.has("plain", some.take(pa.array(where))) | marked[where] | retained[where]
         codes = np.select([again, marked, retained], [1, 2, 3])
         return [(None, REPLAYED, RESENT, RETAINED)[n] for n in codes.tolist()]
 

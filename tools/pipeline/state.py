@@ -45,7 +45,7 @@ class State:
         self.prints = Prints(self.past, self.keys_of)
         self.read: dict[str, tuple[int, int]] = {}  # collector -> (segment, row)
         self.reading: dict[str, tuple[int, int]] = {}  # the same, including the segment that is being read
-        # By table, the places (`prints.places`) of this batch's rows, and, if they are needed, of earlier batches' rows.
+        # By kind (see `has`), the places (`prints.places`) of this batch's rows, and, if needed, of earlier batches' rows.
         self.places: dict[str, list[np.ndarray]] = {}
         self.earlier: dict[str, np.ndarray] = {}
 
@@ -58,29 +58,35 @@ class State:
         """The time before which all rows were deleted for their age. Used only for rows that were read before."""
         return self.past.kept_from_us()
 
-    def wrote(self, table: str, rows: pa.Table) -> None:
+    def wrote(self, kind: str, rows: pa.Table) -> None:
         """Note the messages of some rows that are written to a table: a later segment of the batch may have copies of them."""
-        self.places.setdefault(table, []).append(places(rows))
+        self.places.setdefault(kind, []).append(places(rows))
 
-    def has(self, table: str, rows: pa.Table) -> np.ndarray:
+    def has(self, kind: str, rows: pa.Table) -> np.ndarray:
         """Return which rows of a log are in a table, of this batch or an earlier one. Used only for rows that were read before.
 
-        For `readings`: those without an identity.
+        `kind` is the table's name; or `plain`: the readings of messages without an identity; or `packs`: the messages with one,
+        stored in an earlier batch or held.
         """
         if not rows.num_rows:
             return np.zeros(0, dtype=bool)
-        is_plain = table == "readings"
+        tables = {"plain": ["readings"], "packs": ["readings", "events", "duplicates"]}.get(kind, [kind])
+        columns = [*LOG, "arrival", *["life"] * (tables != [kind])]
 
         def find() -> list[np.ndarray]:
-            found = (load() for load in self.past.files(table, [*LOG, "arrival", *["life"] * is_plain]))
-            return [places(one.filter(pc.equal(one["life"], 0)) if is_plain else one) for one in found]
+            found = (load() for table in tables for load in self.past.files(table, columns))
+            return [
+                places(one if tables == [kind] else one.filter(pc.equal(pc.greater(one["life"], 0), kind == "packs")))
+                for one in found
+            ]
 
-        if table not in self.earlier:
-            self.earlier[table] = np.unique(np.concatenate([np.zeros(0, np.uint64), *retried(find)]))
-        its, earlier = places(rows), self.earlier[table]
+        if kind not in self.earlier:
+            held = [places(self.held_table())] * (kind == "packs")
+            self.earlier[kind] = np.unique(np.concatenate([np.zeros(0, np.uint64), *held, *retried(find)]))
+        its, earlier = places(rows), self.earlier[kind]
         # By bisection: `isin` would sort all rows of earlier batches for each row group.
         there: np.ndarray = np.searchsorted(earlier, its, "right") > np.searchsorted(earlier, its)
-        return there | np.isin(its, np.concatenate([np.zeros(0, np.uint64), *self.places.get(table, ())]))
+        return there | np.isin(its, np.concatenate([np.zeros(0, np.uint64), *self.places.get(kind, ())]))
 
     def read_before(self, collector: pa.DictionaryArray, segment: pa.ChunkedArray, row: pa.ChunkedArray) -> np.ndarray:
         """Return which rows of the collectors' logs were read before."""
