@@ -189,7 +189,7 @@ class MQTTClient(Client):
         else:
             payload = message.payload
         arguments = (bytes(message.topic_view), payload, bool(message.retain))
-        return arguments + (message.properties,) if self._given["mqttv5"] else arguments
+        return arguments + (message.properties or None,) if self._given["mqttv5"] else arguments
 
     def _hand_over(self, message: "Any") -> None:
         arguments = self.arguments_of(message)
@@ -251,12 +251,21 @@ class MQTTClient(Client):
             qos: 0, 1 or 2.
             properties: level 5's, as a dict.
         """
+        store = self.session.store
         if not qos:
             await self._until(self.link.is_open, 0, None, True)
+        elif self._waits:
+            await self._until(lambda: store.next_seq - store.low < store.limit, 0, None, True)
         handle = await super().publish(topic, msg, qos, retain, properties)
         if handle and self._waits:
             await self.delivered(handle)
         return handle
+
+    async def _ask(self, asked: "Any", timeout_s: "float | None") -> "Any":
+        """Wait for the answer to SUBSCRIBE or UNSUBSCRIBE; without timeout_s also through outages, as in mqtt_as."""
+        self.link.flush(ticks_ms())
+        await self._until(lambda: asked.result() is not None, timeout_s or 0, None, timeout_s is None)
+        return asked.granted()
 
     def isconnected(self) -> bool:
         """Return whether there is a connection."""

@@ -3,6 +3,7 @@
 import asyncio
 import difflib
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -230,3 +231,69 @@ def test_unsupported_configuration_is_refused():
 
 def test_none_as_ssl_params_is_the_same_as_none_of_them():
     assert made(ssl_params=None).isconnected() is False
+
+
+@pytest.mark.req("W11", "B4")
+def test_subscribe_and_unsubscribe_wait_through_a_hang_and_an_outage(tmp_path):
+    async def program(broker):
+        client = made(port=broker.port, client_id="me", timeout_s=0.3)
+        await client.connect()
+        os.kill(broker.pid, signal.SIGSTOP)
+        asked = asyncio.create_task(client.subscribe("a", 1))
+        await asyncio.sleep(0.6)
+        os.kill(broker.pid, signal.SIGCONT)
+        assert await asked == 1
+        broker.stop()
+        await client.down.wait()
+        tasks = [asyncio.create_task(client.subscribe("b", 1)), asyncio.create_task(client.unsubscribe("a"))]
+        await asyncio.sleep(0.1)
+        assert not any(task.done() for task in tasks)
+        broker.start()
+        assert await asyncio.gather(*tasks) == [1, 0]
+        assert client.isconnected()
+        await client.disconnect()
+
+    with Broker(tmp_path / "broker", kind="mosquitto") as broker:
+        asyncio.run(program(broker))
+
+
+@pytest.mark.req("W12")
+@pytest.mark.parametrize("queue_len", [0, 4])
+def test_level_5_message_without_properties_has_none(tmp_path, queue_len):
+    got = []
+
+    async def program(port):
+        client = made(
+            port=port, client_id="me", mqttv5=True, queue_len=queue_len, subs_cb=lambda *args: got.append(args)
+        )
+        await client.connect()
+        await client.subscribe("a", 1)
+        for properties in (None, {0x26: {"name": "value"}}):
+            await client.publish("a", "1", qos=1, properties=properties)
+            if queue_len:
+                got.append(await client.queue.__anext__())
+        while len(got) < 2:
+            await asyncio.sleep(0.01)
+        await client.disconnect()
+
+    with Broker(tmp_path / "broker", kind="mosquitto") as broker:
+        asyncio.run(program(broker.port))
+    assert got == [(b"a", b"1", False, None), (b"a", b"1", False, {0x26: [("name", "value")]})]
+
+
+@pytest.mark.req("S5")
+def test_publish_waits_while_100_messages_wait(tmp_path):
+    async def program(broker):
+        client = made(port=broker.port, client_id="me")
+        await client.connect()
+        broker.stop()
+        await client.down.wait()
+        tasks = [asyncio.create_task(client.publish("a", str(i), qos=1)) for i in range(103)]
+        await asyncio.sleep(0.1)
+        assert not any(task.done() for task in tasks)
+        broker.start()
+        assert await asyncio.gather(*tasks) == list(range(1, 104))
+        await client.disconnect()
+
+    with Broker(tmp_path / "broker", kind="mosquitto") as broker:
+        asyncio.run(program(broker))
