@@ -18,7 +18,7 @@ from flashmqtt.journal.held import Held
 from flashmqtt.journal.journal import Journal
 from flashmqtt.journal.pieces import Pieces
 from flashmqtt.link import Link
-from flashmqtt.session import inbound
+from flashmqtt.session import inbound, pieces
 from flashmqtt.session.inbound import Inbound
 from flashmqtt.session.ram import RamStore
 from flashmqtt.session.session import Session
@@ -399,6 +399,26 @@ def test_message_in_pieces_after_an_interrupted_one_is_not_mistaken_for_it():
             seq = journal.append(b"the next" * 60, 480)
             assert message(journal, seq) == message(Journal(region), seq) == b"the next" * 60
         intact(Journal(region))
+
+
+@pytest.mark.req("W8", "S1", "R4")
+@pytest.mark.parametrize("store", [lambda: Journal(RamRegion(8)), RamStore])
+@pytest.mark.parametrize("length", [400, 3000])  # longer than a record; longer than the session's buffer
+def test_message_after_an_interrupted_long_one_has_a_packet_id_of_its_own(store, length):
+    count = 0
+    for function in (Pieces.extend, Pieces.commit, Journal.append, RamStore.append, RamStore.commit, pieces.publish):
+        for at in lines(function):
+            broker = peer(store())
+            ended = interrupted(function, at, broker.session.publish, b"a", bytes(length), 1)
+            if getattr(broker.session.store, "worn", False):
+                continue
+            handle = broker.session.publish(b"a", b"next", 1)
+            sent = [one for one in broker.took() if one[0] >> 4 == 3]
+            assert sent[-1] == publish(b"a", b"next", 1, handle), _line(function, at)
+            ids = [one[one.index(b"\0\1a") + 3 :][:2] for one in sent]
+            assert len(set(ids)) == len(ids), _line(function, at)
+            count += ended
+    assert count > 5
 
 
 @pytest.mark.req("R4", "B4")

@@ -145,9 +145,6 @@ class Journal:
             from .pieces import Pieces
 
             part = self._pieces = self._pieces or Pieces(self)
-            # All at once, because this needs memory: a message that is complete must not lack it for `commit`.
-            for each in ("begin", "extend", "commit"):
-                setattr(self, each, getattr(part, each))
         elif "hold" in name or "held" in name or name == "discard":
             from .held import Held
 
@@ -220,7 +217,7 @@ class Journal:
             """End the message, which is durable now; return its sequence, or 0 if the policy dropped it meanwhile.
 
             Raises:
-                UsageError: the message is not complete.
+                UsageError: the message is not complete. StoreFull, StoreWorn: as for `extend`.
             """
 
     def length(self, seq: int) -> int:
@@ -797,7 +794,7 @@ class Journal:
         self._chain = chain + 1
         self._free = usable - chain - 1
         self._prev = prev
-        self._first[target] = self.next_seq + (self._continued > 0)
+        self._first[target] = self.next_seq + self._continued
         self.wear = self._new_erases
         self._written_losses = self.damaged + self.dropped
         self._head_top = 0
@@ -820,10 +817,10 @@ class Journal:
             2,
             0xFD,
             self._shift,
-            held | (self._continued & 1) << 7,
+            held | self._continued << 7,
             self._seqs[sector],
             self._state,
-            self.next_seq + (self._continued > 0),
+            self.next_seq + self._continued,
             self.floor,
             self.dropped,
             self.damaged,

@@ -1,7 +1,7 @@
 """An outgoing message that comes in pieces, or is longer than a record. FORMAT.md, "Record", type 1.
 
-Every 232 bytes are written as a record, and so is the rest; the message exists when the last record is whole. This module is
-loaded with the first such message.
+Every 232 bytes are written as a record. `commit` writes the last record, and the message exists when that is whole. This module
+is loaded with the first such message.
 """
 
 from flashmqtt.compat import TYPE_CHECKING, const
@@ -26,7 +26,7 @@ class Pieces:
     def __init__(self, journal: "Any") -> None:
         self._journal = journal
         self._left = 0  # bytes to come; -1: the policy dropped the message
-        self._piece = 0  # the next record
+        self._piece = self._fill = 0  # the next record
         self._part = bytearray(_BODY_MAX)  # the first `_fill` bytes are not written yet
 
     def begin(self, length: int) -> bool:
@@ -59,62 +59,52 @@ class Pieces:
             return
         if not 0 <= n <= min(len(buf), self._left):
             raise UsageError("extend: %d bytes, %d left, the buffer has %d" % (n, self._left, len(buf)))
-        journal = self._journal
         done = 0
         while done < n:
             # Short pieces are joined: a record that is not full would also take a page, and `begin` counted full ones only.
             fill = self._fill
             part = min(n - done, _BODY_MAX - fill)
             raw_copy(self._part, buf, part, fill, done)
-            fill += part
+            self._fill = fill = fill + part
+            self._left -= part
             done += part
-            left = self._left - part
-            if left and fill < _BODY_MAX:
-                self._fill = fill
-                self._left = left
-                continue
-            piece = self._piece
-            kind = _MESSAGE
-            continued = 1
-            if not left:
-                kind |= _LAST
-                continued = 2
-            seq = journal.next_seq
-            try:
-                journal._write(kind, piece, seq, self._part, 0, fill, journal._reserve)
-                # Ctrl-C raises at a jump or after a call: it can't separate the next lines.
-                journal.next_seq = seq  # only `commit` ends the message
-                self._piece = piece + 1
-                self._fill = 0
-                self._left = left
-                journal._continued = continued
-            except StoreFull:  # a sector was found to be bad
-                if journal.policy != DROP_NEWEST:
-                    raise
-                journal.dropped += 1
-                self._left = -1
+            if fill == _BODY_MAX and self._left and not self._write(_MESSAGE, 1):
                 return
 
     def commit(self) -> int:
-        """End the message; return its sequence, or 0 if the policy dropped it."""
-        if self._left < 0:
-            self.abandon()
-            return 0
-        if self._left or not self._piece:
+        """Write the last record, which ends the message; return its sequence, or 0 if the policy dropped it."""
+        if self._left > 0 or not (self._left or self._fill):
             raise UsageError("commit: %d bytes are missing" % self._left)
         journal = self._journal
         seq = journal.next_seq
-        self._piece = journal._continued = 0
-        journal.next_seq = seq + 1
+        if self._left or not self._write(_MESSAGE | _LAST, 0):
+            self.abandon()
+            return 0
+        self._piece = 0
         journal.fresh = False
         return seq
+
+    def _write(self, kind: int, continued: int) -> bool:
+        """Write the next record; return False if the policy dropped the message."""
+        journal = self._journal
+        try:
+            journal._write(kind, self._piece, journal.next_seq, self._part, 0, self._fill, journal._reserve)
+            # Ctrl-C raises at a jump or after a call: it can't separate the next lines.
+            self._piece += 1
+            self._fill = 0
+            journal._continued = continued
+        except StoreFull:  # a sector was found to be bad
+            if journal.policy != DROP_NEWEST:
+                raise
+            journal.dropped += 1
+            self._left = -1
+            return False
+        return True
 
     def abandon(self) -> None:
         """Discard an incomplete message: the next message gets its sequence, and begins in the head or later."""
         journal = self._journal
-        if self._piece and not self._left:  # it is complete, and recovery would find it
-            self.commit()
-        elif self._piece:
+        if self._piece:
             for sector in range(journal.region.sectors):
                 journal._first[sector] = min(journal._first[sector], journal.next_seq)
-        self._piece = self._left = journal._continued = 0
+        self._piece = self._fill = self._left = journal._continued = 0

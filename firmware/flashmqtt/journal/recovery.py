@@ -104,7 +104,7 @@ def mount(j: "Any", region: "Any", policy: int, wipe: bool, feed: "Callable[[], 
     j._located = 1  # the bodies of messages below this one were searched
     j._cursor_sector = j._cursor_at = 0  # where the search for the next body begins
     j._read_seq = 0  # the message that was read last
-    j._continued = 0  # 1: pieces of the next message are written; 2: all of them, before `commit`
+    j._continued = 0  # 1: pieces of the next message are written
     j._pieces = None  # `pieces.Pieces`, from the first message in pieces on
     j._held = None  # `held.Held`, from the first held message on
     if feed is not None:

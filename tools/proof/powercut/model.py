@@ -246,10 +246,9 @@ class Driver:
             if piece:
                 got = seq if j.begin(length) else 0
                 for at in range(0, length if got else 0, piece):
-                    if at + piece >= length:  # the last one may be written at once
-                        m.pending = (seq, length, self.generation)
                     j.extend(body[at : at + piece], min(piece, length - at))
                 if got:
+                    m.pending = (seq, length, self.generation)
                     got = j.commit()
             else:
                 m.pending = (seq, length, self.generation)
