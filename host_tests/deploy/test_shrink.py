@@ -118,6 +118,40 @@ def test_definition_stays_where_it_may_be_used_by_name(use, value):
 
 
 @pytest.mark.req("B2")
+def test_private_strings_and_bytes_are_inlined():
+    module = "_A = 'text'\n_B = b'\\0'\n_C = -1\n__version__ = '1'\nprint(_A, _B, _C)\n"
+    assert lines(shrink({"m": module})["m"]) == ["__version__ = '1'", r"print('text', b'\x00', (-1))"]
+
+
+@pytest.mark.req("B2")
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("not 0 < n.a <= x", "not (0 < n.a and n.a <= x)"),
+        ("0 <= n.a[1] < x", "0 <= n.a[1] < x"),
+        ("x is not None or x not in (1, 2)", "not x is None or not x in (1, 2)"),
+        ("x == (n.a is not None)", "x == (not n.a is None)"),
+        ("not n.a is not None", "not not n.a is None"),
+        ("f'{0 < x < 3}'", "f'{0 < x < 3}'"),
+    ],
+)
+def test_comparison_takes_fewer_bytes_and_means_the_same(before, after):
+    before, after = (f"def f(n, x):\n    n.a += 1\n    n.a += x\n    return {text}\n" for text in (before, after))
+    assert shrink({"m": before})["m"] == after.replace("n.a += 1", "n.a = n.a + 1")
+
+
+@pytest.mark.req("B2")
+def test_names_of_a_module_are_imported_at_once():
+    module = "from a import b\nfrom a import *\nfrom a import c as d\ndef f():\n    from a import e\n"
+    assert lines(shrink({"m": module})["m"]) == [
+        "from a import b, c as d",
+        "from a import *",
+        "def f():",
+        "    from a import e",
+    ]
+
+
+@pytest.mark.req("B2")
 def test_kept_modules_keep_their_public_constants():
     assert shrink({"m": "A = 1 << 4\n_B = 2\nprint(A, _B)\n"}, kept=("m",))["m"] == "A = 16\n\nprint(16, 2)\n"
 

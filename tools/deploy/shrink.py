@@ -6,9 +6,9 @@ There are five steps over all modules:
 
 1. Remove code that only CPython runs: handlers that are marked (`except ImportError:  # CPython`), with their `try`; and the
    blocks of `if TYPE_CHECKING:`, whose names no other module can import from there.
-2. Replace integer constants (`PUBLISH = 3`, `_PAGE = const(256)`) by their values, in every module that imports them. Remove
-   their definitions, except the public ones of `kept` modules. (mpy-cross itself replaces only constants with an underscore,
-   within one module.)
+2. Replace integer constants (`PUBLISH = 3`, `_PAGE = const(256)`) by their values, in every module that imports them, and also
+   private strings and bytes. Remove their definitions, except the public ones of `kept` modules. (mpy-cross itself replaces
+   only constants with an underscore, within one module.)
 3. Join modules that are always loaded together: on a board each module costs 300 bytes of heap, plus its imported names. The
    host's new text is the text of its members, each after the members that it imports, and the host last. In place of a
    member with public names there is a small module that imports them from the host.
@@ -17,7 +17,9 @@ There are five steps over all modules:
    also a string (`getattr`), a keyword of a call, imported from a foreign module, or in `public`. Before that, parameters are
    renamed function by function. At the end, the most frequent names get the short numbers, and the `hot` ones are numbered one
    after the other.
-5. Make classes without a body with `type`: such a class needs no code of its own, which takes 10 bytes, and no dictionary.
+5. Write statements so that they take fewer bytes: classes without a body with `type`, because such a class needs no code of its
+   own, which takes 10 bytes, and no dictionary; `a <= b < c` in two parts; `is not` as `not ... is`; `self.n += 1` as an
+   assignment; and one import for all names of a module.
 
 A name in several meanings is not resolved: a constant that is bound twice stays, and modules that define the same global can't
 be joined.
@@ -82,6 +84,7 @@ SyntaxError SystemExit TypeError ValueError ZeroDivisionError
 _FOR_NOTHING = "close read readinto readline send throw write"
 _FIRST = 126  # names with short numbers; the first two are the file's name and "<module>"
 Imported = tuple[str, str]  # (module, name there)
+_Known = int | str | bytes  # a constant's value
 
 
 class Unjoined(ValueError):
@@ -128,7 +131,7 @@ class _Module:
 
     Attributes:
         package: the package to which its relative imports refer.
-        constants: names that have one known integer wherever they are in the module.
+        constants: names that have one known value wherever they are in the module: integers, and private strings and bytes.
     """
 
     def __init__(self, name: str, text: str, is_package: bool):
@@ -137,7 +140,7 @@ class _Module:
         self.package = name if is_package else name.rpartition(".")[0]
         self.tree = ast.parse(text, name)
         self.nodes = _walk(self.tree)
-        self.constants: dict[str, int] = {}
+        self.constants: dict[str, _Known] = {}
 
     @functools.cached_property
     def bound(self) -> Mapping[str, list[ast.expr | Imported | None]]:
@@ -303,7 +306,8 @@ def _find_constants(modules: Mapping[str, _Module], unchanged: Collection[str]) 
             for name, bound in module.bound.items():
                 if name not in module.constants and name not in fixed:
                     values = {_value(modules, module, what) for what in bound}
-                    if len(values) == 1 and (value := values.pop()) is not None:
+                    value = values.pop() if len(values) == 1 else None
+                    if type(value) is int or (value is not None and re.match("_[^_]", name)):
                         module.constants[name] = value
                         found = True
 
@@ -313,12 +317,12 @@ def _stored(node: ast.AST) -> str:
     return node.attr if isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load) else ""
 
 
-def _value(modules: Mapping[str, _Module], module: _Module, what: ast.expr | Imported | None) -> int | None:
+def _value(modules: Mapping[str, _Module], module: _Module, what: ast.expr | Imported | None) -> _Known | None:
     """Return the constant value of what binds a name, or None."""
     if isinstance(what, tuple):
         return modules[what[0]].constants.get(what[1]) if what[0] in modules else None
     if isinstance(what, ast.Constant):
-        return what.value if type(what.value) is int else None
+        return what.value if isinstance(what.value, _Known) and not isinstance(what.value, bool) else None
     if isinstance(what, ast.Name):
         return module.constants.get(what.id)
     if isinstance(what, ast.Call) and isinstance(what.func, ast.Name) and what.func.id == "const":
@@ -328,7 +332,7 @@ def _value(modules: Mapping[str, _Module], module: _Module, what: ast.expr | Imp
         parts = [what.operand]
     elif isinstance(what, ast.BinOp):
         parts = [what.left, what.right]
-    values = [value for part in parts if (value := _value(modules, module, part)) is not None]
+    values = [value for part in parts if type(value := _value(modules, module, part)) is int]
     act = _OPERATORS.get(type(getattr(what, "op", None)))
     return act(*values) if act and len(values) == len(parts) else None
 
@@ -344,7 +348,7 @@ def _inlined(modules: Mapping[str, _Module], kept: Collection[str], asked: set[s
         edits: list[tuple[Any, str]] = []
         for node in module.nodes:
             if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.id in known:
-                edits.append((node, str(known[node.id]) if known[node.id] >= 0 else f"({known[node.id]})"))
+                edits.append((node, f"({value!r})" if str(value := known[node.id]).startswith("-") else repr(value)))
             elif isinstance(node, ast.ImportFrom):
                 left = [alias for alias in node.names if (alias.asname or alias.name) not in known]
                 if len(left) < len(node.names):
@@ -354,7 +358,7 @@ def _inlined(modules: Mapping[str, _Module], kept: Collection[str], asked: set[s
         for name, assigned in module.assignments():
             if name in known:
                 stays = looks or name in asked or (module.name in kept and not name.startswith("_"))
-                edits.append((assigned.value, str(known[name])) if stays else (assigned, ""))
+                edits.append((assigned.value, repr(known[name])) if stays else (assigned, ""))
         texts[module.name] = module.text if module.name in unchanged else module.edited(edits)
     return texts
 
@@ -467,13 +471,13 @@ class _Joiner:
         }
         return module.edited((node, text or module.nothing(node)) for node, text in new.items())
 
-    def left_behind(self, name: str, public: Collection[str], constants: Mapping[str, int]) -> dict[str, str]:
+    def left_behind(self, name: str, public: Collection[str], constants: Mapping[str, _Known]) -> dict[str, str]:
         """Return the small module that replaces a member: name -> text; nothing if the module is no member of another one."""
         if self._host[name] == name:
             return {}
         names = sorted(self._modules[name].globals.keys() & public)
         lines = [f"from {self._host[name]} import {', '.join(names)}"] if names else []
-        lines += [f"{word} = {value}" for word, value in constants.items() if word in public and word not in names]
+        lines += [f"{word} = {value!r}" for word, value in constants.items() if word in public and word not in names]
         return {name: "\n".join([*lines, ""])}
 
 
@@ -578,16 +582,49 @@ def _replaced(text: str, names: Mapping[str, str], attributes: bool = True) -> s
     return _TOKEN.sub(word, text)
 
 
-def _with_short_classes(module: _Module) -> str:
-    """Return a module's text with `A = type("A", (Base,), {})` in place of `class A(Base): pass`."""
+def _with_short_statements(module: _Module) -> str:
+    """Return a module's text with statements of the same meaning that take fewer bytes."""
     edits: list[tuple[Any, str]] = []
+    imports: defaultdict[tuple[int, str | None], list[ast.ImportFrom]] = defaultdict(list)
+    # Python before 3.12 gives no positions inside an f-string.
+    formatted = {inner for node in module.nodes if isinstance(node, ast.JoinedStr) for inner in _walk(node)}
     for node in module.nodes:
-        if not isinstance(node, ast.ClassDef) or not node.bases or node.keywords or node.decorator_list:
+        if node in formatted:
             continue
-        if _are_idle(node.body) and "type" not in module.bound:
-            bases = ", ".join(map(ast.unparse, node.bases))
-            edits.append((node, f'{node.name} = type("{node.name}", ({bases},), {{}})'))
+        if isinstance(node, ast.ClassDef) and node.bases and not node.keywords and not node.decorator_list:
+            if _are_idle(node.body) and "type" not in module.bound:
+                bases = ", ".join(map(ast.unparse, node.bases))
+                edits.append((node, f'{node.name} = type("{node.name}", ({bases},), {{}})'))
+        elif isinstance(node, ast.Compare) and (shorter := _shorter(node)):
+            edits.append((node, shorter))
+        elif isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Attribute):
+            if isinstance(node.target.value, ast.Name) and type(getattr(node.value, "value", None)) is int:
+                now = ast.BinOp(node.target, node.op, node.value)
+                edits.append((node, f"{ast.unparse(node.target)} = {ast.unparse(now)}"))
+        elif isinstance(node, ast.ImportFrom) and node in module.tree.body and node.names[0].name != "*":
+            imports[node.level, node.module].append(node)
+    for (level, name), (first, *others) in imports.items():
+        if others:
+            names = ", ".join(ast.unparse(alias) for node in (first, *others) for alias in node.names)
+            edits += [(first, f"from {'.' * level}{name or ''} import {names}"), *((node, "") for node in others)]
     return module.edited(edits)
+
+
+def _shorter(node: ast.Compare) -> str:
+    """Return the shorter text of a comparison, or "".
+
+    MicroPython has no operation for `is not`, but can jump if something is not so. And a chain of comparisons moves its values
+    around on the stack, which takes longer than to load one that is in the middle again.
+    """
+    first, *others = node.comparators
+    if not others and isinstance(node.ops[0], ast.IsNot | ast.NotIn):
+        opposite = ast.Is() if isinstance(node.ops[0], ast.IsNot) else ast.In()
+        return f"not {ast.unparse(ast.Compare(node.left, [opposite], [first]))}"
+    middle = first.value if isinstance(first, ast.Attribute) else first
+    if len(others) != 1 or not isinstance(middle, ast.Name | ast.Constant):
+        return ""
+    parts = ast.Compare(node.left, node.ops[:1], [first]), ast.Compare(first, node.ops[1:], others)
+    return f"({' and '.join(map(ast.unparse, parts))})"
 
 
 def _are_idle(body: Iterable[ast.stmt]) -> bool:
@@ -744,7 +781,7 @@ def shrink(
     first = {name: [names.get(word, word) for word in words] for name, words in hot.items()}
     steps = (
         lambda module: _replaced(module.text, names),
-        _with_short_classes,
+        _with_short_statements,
         lambda module: _ordered(module, first),
     )
     for step in steps:
