@@ -22,7 +22,7 @@ class Mutation:
         elif self.name == "whole":  # an opening does not state how many records were carried
 
             def puts(self, sector, at, kind, key, *args):
-                put(self, sector, at, kind, 0 if kind == 3 else key, *args)
+                return put(self, sector, at, kind, 0 if kind == 3 else key, *args)
 
             patched["_put"] = puts
         elif self.name == "first":  # the header names a message before the carried ones as its first

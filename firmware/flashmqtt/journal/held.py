@@ -50,7 +50,6 @@ class Held:
         self.count = 0
         self.unwritten = 0  # how many discards are not on flash yet
         self.carried = 0  # where in a new sector the carried messages end; 0: there are none
-        self.copies = 0  # how many records `put_opening` wrote
         self.in_head = False  # does the head have a held message?
         most = journal.hold_limit
         self._keys = array("H", [0] * most)
@@ -231,7 +230,7 @@ class Held:
     def read_held(self, key: int, offset: int, buf: "bytearray | memoryview", at: int, n: int) -> None:
         """Copy bytes of a message."""
         i = self._find(key)
-        if i < 0 or offset < 0 or n < 0 or offset + n > self._lengths[i] or not 0 <= at <= len(buf) - n:
+        if i | offset | n | at < 0 or offset + n > self._lengths[i] or at + n > len(buf):
             raise UsageError("read_held: not of this message")
         journal = self._journal
         if not journal._copy_pieces(_HELD, key, self._places[i], offset, buf, at, n):
@@ -308,16 +307,15 @@ class Held:
             at += _RECORD + n
         return bool(at <= size)
 
-    def put_opening(self, target: "Any", at: int) -> int:
+    def put_opening(self, target: "Any") -> int:
         """Write the held messages' part of a new sector, after the place of its header; return where it ends.
 
         Copy the messages of the sectors that leave the chain, and list the places for which the header has no room.
         """
         journal = self._journal
-        self.copies = 0
         for i in range(self.count):
             self._moved[i] = self._places[i]
-        at += _HEADER + 4 * min(self.count, _IN_HEADER)
+        at = _HEADER + 4 * min(self.count, _IN_HEADER)
         sector = journal._tail
         while self.carried and sector != journal._new_tail:
             for i in range(self.count):
@@ -329,11 +327,7 @@ class Held:
             body = bytearray(4 * n)
             for i in range(n):
                 self._put_place(body, 4 * i, first + i)
-            if (at & 255) + _RECORD + 4 * n > _PAGE:
-                at = (at | 255) + 1
-            journal._put(target, at, _LIST | _CARRIED, 0, 0, body, 0, 4 * n)
-            at += _RECORD + 4 * n
-            self.copies += 1
+            at = journal._put(target, at, _LIST | _CARRIED, 0, 0, body, 0, 4 * n)
         return at
 
     def _copy(self, i: int, target: "Any", at: int) -> int:
@@ -342,21 +336,17 @@ class Held:
         n = self._lengths[i]
         if len(self._buffer) < n:
             self._buffer = bytearray(n)
-        first = at
+        first = 0  # the header's place, if it can't be read: the next mount finds no message there, and counts it as damaged
         try:
             self.read_held(self._keys[i], 0, self._buffer, 0, n)
         except StoreCorrupt:
-            n = first = 0  # the header's place: the next mount finds no message there, and counts it as damaged
+            n = 0
         for done in range(0, n, _BODY_MAX):
             part = min(n - done, _BODY_MAX)
-            if (at & 255) + _RECORD + part > _PAGE:
-                at = (at | 255) + 1
-            if not done:
-                first = at
             kind = _HELD | _CARRIED if done + part < n else _HELD | _CARRIED | _LAST
-            journal._put(target, at, kind, self._keys[i], done // _BODY_MAX, self._buffer, done, part)
-            self.copies += 1
-            at += (_RECORD + 3 + part) & -4
+            at = journal._put(target, at, kind, self._keys[i], done // _BODY_MAX, self._buffer, done, part)
+            if not done:
+                first = at - (_RECORD + 3 + part & -4)
         self._moved[i] = target * journal._sector_bytes + first
         return at
 

@@ -2,8 +2,9 @@
 
 The idea: storing a message takes one program operation. Every record also says which messages are finished, so finishing a
 message needs no write of its own. Outgoing messages have sequence numbers. Only those from `low` to `low` + 31, the window, can
-be in flight, so their places are indexed by `sequence & 31`. Only a mount that opens a sector copies outgoing messages. A
-sector's header is a checkpoint: recovery reads all headers, and the records of the five newest sectors.
+be in flight, so their places are indexed by `sequence & 31`, and `sequence - low >> 5` is 0 only in the window. Only a mount
+that opens a sector copies outgoing messages. A sector's header is a checkpoint: recovery reads all headers, and the records of
+the five newest sectors.
 
 The guarantee: when `append`, `commit`, `hold`, `write_note` or `sync` returns, its write survives a power cut at any later
 moment. `finish` becomes durable with any later write, or with `flush`.
@@ -23,7 +24,7 @@ from flashmqtt.errors import (
     StoreFull,
     StoreWorn,
 )
-from flashmqtt.fast import raw_copy, raw_crc32, raw_fill
+from flashmqtt.fast import is_blank, raw_copy, raw_crc32, raw_fill
 
 if TYPE_CHECKING:
     from array import array
@@ -44,6 +45,7 @@ _LAST = const(0x80)
 _NONE = const(0xFFFF)
 _SEQUENCE_LIMIT = const(0x3FFFFFFF)
 _WINDOW = const(32)
+_RECORD_FIELDS = "<2BHI12s"  # for `struct`: a record's bytes between its CRC and its body
 _FREE = const(0)
 _CHAINED = const(1)
 _BAD = const(2)
@@ -60,7 +62,12 @@ DROP_NEWEST = 2
 
 MAGIC = b"fmqj"
 HEADER_FIELDS = "<4s4BI12s6I4HI12s"  # for `struct`: a header's bytes before the list of held messages
-RECORD_FIELDS = "<2BHI12s"  # and a record's bytes between its CRC and its body
+
+
+def header_end(page: "bytearray") -> int:
+    """Return where the header in a page ends; 0 if it is not whole."""
+    end = _HEADER - 4 + 4 * (page[7] & 63)
+    return end + 4 if end < _PAGE and raw_crc32(page, 0, end, 0, end, 0) else 0
 
 
 # Recovery runs once per boot. As .mpy, the module is loaded for the mount and removed from memory after it. From source, it is
@@ -114,7 +121,7 @@ class Journal:
         wear = _head = _head_top = _tail = _prev = _end = _ring_seq = _new_erases = _ahead = _new_tail = 0
         _page_at = _offset_mask = _located = _cursor_sector = _cursor_at = 0
         _sector = _at = _record_end = _length = _kind = _key = _seq = _skipped = 0
-        _read_seq = _read_from = _read_place = _read_piece = 0
+        _read_seq = _read_from = _read_place = _read_piece = _put_records = 0
 
     def __init__(
         self, region: "Any", policy: int = REFUSE, wipe: bool = False, feed: "Callable[[], object] | None" = None
@@ -141,7 +148,7 @@ class Journal:
             for seq in range(self.low, min(end, self.next_seq)):
                 n += not self.is_finished(seq)
             return n
-        if name == "begin" or name == "extend" or name == "commit":
+        if name in ("begin", "extend", "commit"):
             from .pieces import Pieces
 
             part = self._pieces = self._pieces or Pieces(self)
@@ -227,7 +234,7 @@ class Journal:
             UsageError: not in the window, low <= seq < min(next_seq, low + 32).
         """
         if seq >= self._located or seq < self.low:
-            if not 0 <= seq - self.low < _WINDOW or seq >= self.next_seq:
+            if seq - self.low >> 5 or seq >= self.next_seq:
                 self._outside(seq)
             self._locate(seq)
         return self._lengths[seq & 31]
@@ -238,7 +245,7 @@ class Journal:
         Raises:
             UsageError: the message has no such bytes. StoreCorrupt: it can't be read any more; `length` is 0 from now on.
         """
-        if offset < 0 or n < 0 or offset + n > self.length(seq) or not 0 <= at <= len(buf) - n:
+        if offset | n | at < 0 or offset + n > self.length(seq) or at + n > len(buf):
             from .faults import refuse_read
 
             refuse_read(self, seq, offset, buf, at, n)
@@ -289,7 +296,7 @@ class Journal:
 
     def finish(self, seq: int) -> None:
         """Finish a message of the window: it is delivered, or will not be sent. Durable with any later write, or `flush`."""
-        if not 0 <= seq - self.low < _WINDOW or seq >= self.next_seq:
+        if seq - self.low >> 5 or seq >= self.next_seq:
             self._outside(seq)
         state = self._state
         bit = 1 << (seq & 7)
@@ -330,7 +337,7 @@ class Journal:
 
     def mark(self, seq: int) -> None:
         """Mark a message of the window; durable after `sync`, or any other write."""
-        if not 0 <= seq - self.low < _WINDOW or seq >= self.next_seq:
+        if seq - self.low >> 5 or seq >= self.next_seq:
             self._outside(seq)
         self._state[8 + (seq >> 3 & 3)] |= 1 << (seq & 7)
         self._unsynced = True
@@ -518,8 +525,7 @@ class Journal:
             if self._look(sector, at):
                 return True
             i = at & 255
-            page = self._page
-            if i <= _PAGE - _RECORD and page[i + 4] & page[i + 5] & page[i + 6] & page[i + 7] != 0xFF:
+            if i <= _PAGE - _RECORD and not is_blank(self._page, i + 4, i + 8):
                 from .faults import skip
 
                 if skip(self, sector, at):
@@ -605,7 +611,7 @@ class Journal:
             else:
                 out = self._out
                 i = at & self._offset_mask
-                pack_into(RECORD_FIELDS, out, i + 4, n, kind, key, seq, self._state)
+                pack_into(_RECORD_FIELDS, out, i + 4, n, kind, key, seq, self._state)
                 raw_copy(out, buf, n, i + _RECORD, start)
                 raw_crc32(out, self._seqs[self._head], n + 20, i + 4, i, 1)
                 try:
@@ -644,18 +650,25 @@ class Journal:
         buf: "bytes | bytearray | memoryview",
         start: int,
         n: int,
-    ) -> None:
-        """Program a record.
+    ) -> int:
+        """Program a record of an opening, at an offset of a sector or on the next page; return where it ends.
+
+        sector: -1: only compute that.
 
         Raises:
             FlashFailed: the program operation failed.
         """
-        out = self._out
-        i = at & self._offset_mask
-        pack_into(RECORD_FIELDS, out, i + 4, n, kind, key, seq, self._state)
-        raw_copy(out, buf, n, i + _RECORD, start)
-        raw_crc32(out, self._seqs[sector], n + 20, i + 4, i, 1)
-        self._program(sector, at, _RECORD + n)
+        if (at & 255) + n > _BODY_MAX:
+            at = (at | 255) + 1
+        if sector >= 0:
+            out = self._out
+            i = at & self._offset_mask
+            pack_into(_RECORD_FIELDS, out, i + 4, n, kind, key, seq, self._state)
+            raw_copy(out, buf, n, i + _RECORD, start)
+            raw_crc32(out, self._seqs[sector], n + 20, i + 4, i, 1)
+            self._program(sector, at, _RECORD + n)
+            self._put_records += 1
+        return at + (_RECORD + 3 + n & -4)
 
     def _program(self, sector: int, at: int, n: int, again: bool = False) -> None:
         """Program n bytes of `_out`, from `at & _offset_mask` on. Afterwards all of `_out` is FF again."""
@@ -683,9 +696,9 @@ class Journal:
                 # The erase count (below 2^24) is in the old header; without a whole header, assume the count of the head.
                 self._load(sector * self._sector_bytes)
                 page = self._page
-                end = _HEADER - 4 + 4 * (page[7] & 63)
-                whole = end < _PAGE and raw_crc32(page, 0, end, 0, end, 0)
-                self._new_erases = 1 + (page[44] | page[45] << 8 | page[46] << 16) if whole else self.wear
+                self._new_erases = self.wear
+                if header_end(page):
+                    self._new_erases = 1 + (page[44] | page[45] << 8 | page[46] << 16)
                 self._page_at = -1
                 try:
                     self.region.erase(sector)
@@ -752,24 +765,18 @@ class Journal:
             # If this opening fails, its sector may count all the same. Then later records in the head would be void.
             self._spoiled = True
             try:
-                end = copies = 0
+                end = self._put_records = 0
                 if held is not None:
-                    end = held.put_opening(target, 0)
-                    copies = held.copies
+                    end = held.put_opening(target)
                 if recovery is not None:
                     end = recovery.put_opening(target, end)
-                    copies += recovery.copies
                 at = self._stage_header(target, tail, prev)
                 self._program(target, 0, at)
                 at = max(at, end)
+                copies = self._put_records
                 if copies:  # say how many they are, before a record that makes the sector count without all of them
-                    if (at & 255) > _BODY_MAX:
-                        at = (at | 255) + 1
-                    self._put(target, at, _STATE, copies, self.next_seq if recovery is None else seq, buf, 0, 0)
-                    at += _RECORD
-                if (at & 255) + n > _BODY_MAX:
-                    at = (at | 255) + 1
-                self._put(target, at, kind, key, seq, buf, start, n)
+                    at = self._put(target, at, _STATE, copies, self.next_seq if recovery is None else seq, buf, 0, 0)
+                end = self._put(target, at, kind, key, seq, buf, start, n)
                 break
             except FlashFailed:
                 if self._page_at == -2:
@@ -802,7 +809,7 @@ class Journal:
         self.worn = usable < 4
         if held is not None:
             held.opened()
-        return at
+        return end - (_RECORD + 3 + n & -4)
 
     def _stage_header(self, sector: int, tail: int, prev: int) -> int:
         """Write a sector's header into `_out`; return its length."""

@@ -17,7 +17,7 @@ from flashmqtt.compat import TYPE_CHECKING, const
 from flashmqtt.errors import FlashFailed, StoreCorrupt, StoreForeign, StoreWorn, UsageError
 from flashmqtt.fast import copy, is_blank, raw_crc32, raw_fill
 
-from .journal import _COMPILED, DROP_NEWEST, DROP_OLDEST, HEADER_FIELDS, MAGIC, RECORD_FIELDS, REFUSE
+from .journal import _COMPILED, DROP_NEWEST, DROP_OLDEST, HEADER_FIELDS, MAGIC, REFUSE, header_end
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,6 +42,7 @@ _WINDOW = const(32)
 _CHAINED = const(1)
 _FOR_STATE = const(1)
 _SEQUENCE_LIMIT = const(0x3FFFFFFF)
+_RECORD_FIELDS = "<2BHI12s"
 _VOIDED = const(64)  # how many sector sequences a mount record makes void
 
 
@@ -117,12 +118,6 @@ def mount(j: "Any", region: "Any", policy: int, wipe: bool, feed: "Callable[[], 
         del sys.modules[__name__], journal.recovery
 
 
-def _header_end(page: "bytearray") -> int:
-    """Return where the header in a page ends; 0 if it is not whole."""
-    end = _HEADER - 4 + 4 * (page[7] & 63)
-    return end + 4 if end < _PAGE and raw_crc32(page, 0, end, 0, end, 0) else 0
-
-
 class Recovery:
     """What one mount finds out about the journal `j`."""
 
@@ -143,7 +138,7 @@ class Recovery:
         # Held messages as (key, place), oldest first. A key occurs twice where a discard is damaged: the later message is held.
         self._places: "list[Any]" = []
         self._in_head = False  # does the head have a held message?
-        self._top = self.copies = 0  # the sequence after the head's messages; how many records `put_opening` wrote
+        self._top = 0  # the sequence after the head's messages
 
     def run(self, j: "Any", wipe: bool) -> None:
         """Mount; with `wipe` make it empty first."""
@@ -178,7 +173,7 @@ class Recovery:
             self._magic = True
             if fields[1] ^ fields[2] == 0xFF and fields[1] != 2:
                 version = fields[1]
-            elif _header_end(page) and max(seq, fields[7]) <= _SEQUENCE_LIMIT:
+            elif header_end(page) and max(seq, fields[7]) <= _SEQUENCE_LIMIT:
                 if fields[13] != self._sectors or fields[3] != j._shift:
                     raise StoreForeign("a journal of %d sectors of %d bytes" % (fields[13], 1 << fields[3]))
                 # Nearly always, the sector before is the neighbour.
@@ -326,7 +321,7 @@ class Recovery:
         at = at or _HEADER
         floor = max(j.low, j.floor)
         seq = j.next_seq
-        place = piece = self.copies = 0
+        place = piece = 0
         while j._find(j._head, place, j._end):
             place = j._record_end
             if j._kind & _TYPE != _MESSAGE or j._seq < floor:
@@ -335,13 +330,7 @@ class Recovery:
             if j._seq != seq or j._key != piece or (piece and j._skipped):
                 raise FlashFailed
             j._skipped = 0
-            n = j._length
-            if (at & 255) + _RECORD + n > _PAGE:
-                at = (at | 255) + 1
-            if target >= 0:
-                j._put(target, at, j._kind | _CARRIED, piece, seq, j._page, (j._at & 255) + _RECORD, n)
-            at += (_RECORD + 3 + n) & -4
-            self.copies += 1
+            at = j._put(target, at, j._kind | _CARRIED, piece, seq, j._page, (j._at & 255) + _RECORD, j._length)
             piece += 1
             if j._kind & _LAST:
                 seq += 1
@@ -426,7 +415,7 @@ class Recovery:
         """Program the header and the last whole record again; return False if the sector does not count in this reading."""
         page = self._header
         j.region.read(head * j._sector_bytes, page)
-        n = _header_end(page)
+        n = header_end(page)
         if not n or not self._scan(j, head, n):
             return False
         self._again(j, head, 0, page, n)
@@ -551,11 +540,10 @@ class Recovery:
 
     def _mount_behind(self, j: "Any") -> bool:
         """Write a mount record after a clean end; return False if there is no room, or writing fails."""
-        at = j._end
-        if (at & 255) + _RECORD > _PAGE:
-            at = (at | 255) + 1
-        if at + _RECORD > j._sector_bytes:
+        end = j._put(-1, j._end, 0, 0, 0, b"", 0, 0)
+        if end > j._sector_bytes:
             return False
+        at = end - _RECORD
         start = at & j._offset_mask
         self._stage(j, start, j._head, _STATE | _MOUNT)
         if not self._may_become(j, j._head, at, _RECORD):
@@ -567,14 +555,14 @@ class Recovery:
             return False
         if not j._look(j._head, at):
             return False
-        j._end = at + _RECORD
+        j._end = end
         j._ring_seq += _VOIDED
         j.boot += 1
         return True
 
     def _stage(self, j: "Any", i: int, sector: int, kind: int) -> None:
         """Write a record without a body into the journal's output."""
-        pack_into(RECORD_FIELDS, j._out, i + 4, 0, kind, 0, j.next_seq, j._state)
+        pack_into(_RECORD_FIELDS, j._out, i + 4, 0, kind, 0, j.next_seq, j._state)
         raw_crc32(j._out, j._seqs[sector], 20, i + 4, i, 1)
 
     def _may_become(self, j: "Any", sector: int, at: int, n: int) -> bool:
@@ -603,7 +591,7 @@ class Recovery:
             except FlashFailed:
                 pass
             j._load(sector * j._sector_bytes)
-            if _header_end(j._page) and j._look(sector, _HEADER):
+            if header_end(j._page) and j._look(sector, _HEADER):
                 j._head = j._tail = j._cursor_sector = sector
                 j._end = j._cursor_at = _HEADER + _RECORD
                 j._use[sector] = _CHAINED
