@@ -46,7 +46,7 @@ _WORLD = (OSError, ConnectionLost, MalformedPacket, ProtocolError, ConnectRefuse
 # States.
 _STOPPED = const(0)  # not to be connected
 _DOWN = const(1)  # waiting for the next attempt
-_OPENING = const(2)  # TCP is under way
+_OPENING = const(2)  # TCP connects
 _UP = const(3)  # bytes can flow; TLS and CONNECT may still be under way
 _ENDING = const(4)  # DISCONNECT is put
 
@@ -93,7 +93,7 @@ class Link:
         self.port = port
         self.backoff = backoff
         self.timeout_ms = timeout_ms
-        self.feed: "Any" = None  # called before long operations: see `Client`
+        self.feed: "Any" = None  # called before long operations: `Client`
         self.sock: "Any" = None
         self.polled: "Any" = None  # the socket to poll: with TLS, the plain socket
         self.events = 0  # the events to poll for
@@ -108,7 +108,7 @@ class Link:
         self._since_ms = 0  # its begin; for _DOWN, its end
         self._opened_ms = 0
         self._check_ms = 0  # when to call `check`
-        self._reads = 0  # in this call of `step`
+        self._reads = 0  # in this `step`
         self.drained = False  # the last read emptied the socket: do not read again before it is ready
         self._stuck = False
         self._stuck_ms = 0
@@ -145,18 +145,18 @@ class Link:
     def fail(self, error: "Any", now_ms: int) -> None:
         """End this connection; the next attempt follows after the backoff's delay."""
         self._session.failed(error)
-        if self._tls and isinstance(error, (OSError, ValueError)):
+        connection = self.connection
+        state = connection.state
+        if self._tls and state < OPEN and isinstance(error, (OSError, ValueError)):
             from .tls import explained
 
             error = explained(error)
         self.error = error
         if self._state == _STOPPED:  # a handler stopped the link and then failed
             return
-        connection = self.connection
         if self._unproved and self._session.proved:
             self._prove()
         up = self._state == _UP
-        state = connection.state
         backoff = self.backoff
         # Without a socket (no network, no such name), no broker has any load. Before the first connection, a person may wait.
         near = self._state == _DOWN and error.args[:1] != (_REFUSED,)
@@ -388,7 +388,7 @@ class Link:
             addresses = socket.getaddrinfo(self.host, self.port, 0, socket.SOCK_STREAM)
         if not addresses:
             raise ConnectionLost("no address for %s" % self.host)
-        # (Servers may rotate them.)
+        # (Servers rotate them.)
         family, _, _, _, address = sorted(addresses)[(self.attempts - 1) % len(addresses)]
         if _HOSTED:
             from .hosted import HostedSocket

@@ -397,6 +397,24 @@ def test_error_in_handshake_suggests_a_port_without_tls():
 
 
 @pytest.mark.req("B4")
+def test_error_after_the_handshake_is_not_blamed_on_it(certificates, ports, monkeypatch):
+    import ssl
+
+    from flashmqtt.client import Client
+    from flashmqtt.tls import context
+
+    def ended(*_):
+        raise ssl.SSLEOFError("EOF occurred in violation of protocol (_ssl.c:2427)")
+
+    mqtt = Client("localhost", ports["good"], "ended", tls=context(f"{certificates}/ca.crt"))
+    mqtt.connect(30)
+    monkeypatch.setattr(mqtt.link.sock, "write", ended)
+    mqtt.publish("a", "1", 1)
+    assert not mqtt.connected and isinstance(mqtt.error, ssl.SSLEOFError), mqtt.error
+    mqtt.disconnect()
+
+
+@pytest.mark.req("B4")
 def test_certificate_error_names_an_unset_clock(monkeypatch):
     from flashmqtt import tls
 
