@@ -632,6 +632,8 @@ def test_oversized_packet_is_refused_as_soon_as_its_length_is_known():
 def test_too_small_buffer_raises_and_nothing_outside_is_written():
     puts = [
         (put_publish, (b"a/b", b"payload", 1, False, False, 5)),
+        (put_publish, (b"a/b", bytes(120), 1, False, False, 5, 5)),  # its length takes two bytes, as the next one's
+        (put_connect, (b"client", 4, True, 60, b"user", bytes(120))),
         (put_connect, (b"client", 4, True, 60, b"user", b"password", b"will", b"payload")),
         (put_ack, (PUBREL, 5)),
         (put_subscribe, (5, [(b"a/b", 1), (b"c", 0)])),
