@@ -115,7 +115,7 @@ wakes: setup ## Wake a sleeping board 500 times, half of them without a network
 soak: setup ## Run a fleet under all faults at once, up to the audit; check that memory is flat and flash wear even (MINUTES=60 BOARDS=10 SEED=)
 	@$(PY) -m tools.proof.soak $(if $(MINUTES),--minutes "$$MINUTES") $(if $(BOARDS),--boards "$$BOARDS") $(if $(SEED),--seed "$$SEED")
 
-mutation: setup ## Change one place of the code at a time: does a test fail? Prints the changes that no test notices (SAMPLE=40 of each area; SEED= AREAS="session journal codec pipeline")
+mutation: setup ## Change one place of the code at a time: does a test fail? Prints the changes that no test notices (SAMPLE=40 of each area; SEED= AREAS="session journal codec application pipeline")
 	@$(PY) -m tools.proof.mutation $(if $(SAMPLE),--sample "$$SAMPLE") $(if $(SEED),--seed "$$SEED") $(if $(AREAS),--areas $(AREAS))
 
 vectors: setup ## Check the packet vectors against a second implementation's codec (needs Node.js with npm)
