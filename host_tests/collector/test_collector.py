@@ -136,10 +136,12 @@ def in_a_loop(test):
 
 
 @contextlib.asynccontextmanager
-async def collecting(tmp_path, **more):
+async def collecting(tmp_path, client_id="c", **more):
     """Run a collector beside a broker of the test's own; at the end it is stopped, and seals its rows."""
     broker = await ScriptedBroker().start()
-    settings = Settings("127.0.0.1", broker.port, "c", tmp_path, segment_seconds=3600, longest_pause_s=0.05, **more)
+    settings = Settings(
+        "127.0.0.1", broker.port, client_id, tmp_path, segment_seconds=3600, longest_pause_s=0.05, **more
+    )
     collector = Collector(settings, Health("c", quiet=True))
     running = collector.task = asyncio.create_task(collector.run())
     try:
@@ -239,6 +241,28 @@ async def test_resend_of_a_landed_qos_1_message_is_marked(tmp_path, ends):
     new = [(b"21.5", 1, False)]
     rest = [(b"21.5", 0, True), (b"21.5", 1, True), (b"22.0", 1, True), *new]
     assert marks(tmp_path) == [*new, *new, *rest]
+
+
+@pytest.mark.req("P1")
+@pytest.mark.parametrize("ends", ["killed", "stopped", "running"])
+@in_a_loop
+async def test_messages_of_a_killed_collector_with_another_name_are_reported(tmp_path, monkeypatch, ends):
+    """Only a collector of the same name seals these logs: after a change of --client-id nothing would read them."""
+    with contextlib.suppress(Crash):
+        async with collecting(tmp_path, "before") as (broker, _):
+            await broker.accept()
+            await broker.exchange(publish(b"21.5", 1, 10), ack(PUBACK, 10))
+            if ends != "stopped":
+                raise Crash
+    lines = []
+    monkeypatch.setattr(Health, "log", lambda _, text: lines.append(text))
+    with contextlib.ExitStack() as stack:
+        if ends == "running":
+            stack.callback(LandingStore(tmp_path / "before.logs", "before", shared=True).close)
+        async with collecting(tmp_path, "after", topics=(("$share/g/#", 1),)) as (broker, _):
+            await broker.accept(suback=b"\x01")
+    told = [line for line in lines if "before.logs has messages that are in no segment" in line]
+    assert len(told) == (ends == "killed")
 
 
 @pytest.mark.req("P3", "Q3")

@@ -38,8 +38,17 @@ from tools.collector.runs import RunDecoder, RunSession
 from tools.collector.sealer import Sealer
 from tools.command import Failure
 from tools.landing import recent, segments
-from tools.landing.lock import LandingInUse
-from tools.landing.log import MOST_IN_ENTRY, LandingDamaged, LandingStalled, log_numbers, stalled
+from tools.landing.lock import LandingInUse, take_lock
+from tools.landing.log import (
+    MOST_IN_ENTRY,
+    LandingDamaged,
+    LandingError,
+    LandingStalled,
+    log_numbers,
+    log_path,
+    read_log,
+    stalled,
+)
 from tools.landing.store import LandingStore
 
 CONNECT_DEADLINE_S = 10.0
@@ -200,6 +209,11 @@ class Collector:
         if self.store.torn_bytes:
             self.health.torn_bytes.inc(self.store.torn_bytes)
             self.health.log(f"cut off {self.store.torn_bytes} bytes of a block that was never acknowledged")
+        for logs in _abandoned(self.settings.landing):
+            self.health.log(
+                f"{logs} has messages that are in no segment: its collector was killed. Start it once more, with"
+                f" --client-id {logs.name.removesuffix('.logs')}"
+            )
         self.sealer.start()
         try:
             await self._collect()
@@ -571,6 +585,17 @@ def _head(first: int, length: int) -> bytes:
 def _describe(error: BaseException) -> str:
     text = str(error)
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _abandoned(landing: Path) -> list[Path]:
+    """Return the folders of logs that have messages, and that no collector has open."""
+    found = []
+    for logs in sorted(landing.glob("*.logs")):
+        with contextlib.suppress(LandingError, OSError):
+            os.close(take_lock(logs / "lock", LandingInUse()))
+            if any(any(read_log(log_path(logs, number), salvage=True).replayed()) for number in log_numbers(logs)):
+                found.append(logs)
+    return found
 
 
 def _last_segment(landing: Path, collector: str) -> tuple[int, int]:
