@@ -40,7 +40,7 @@ class Mutation:
                 if recovery:
                     new = self._head
                     self._head, self._end = old, end
-                    at = recovery.put_opening(new, at + 24) - 24
+                    at = recovery.put_opening(self, new, at + 24) - 24
                     self._head = new
                 return at
 

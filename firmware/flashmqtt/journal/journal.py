@@ -45,7 +45,8 @@ _LAST = const(0x80)
 _NONE = const(0xFFFF)
 _SEQUENCE_LIMIT = const(0x3FFFFFFF)
 _WINDOW = const(32)
-_RECORD_FIELDS = "<2BHI12s"  # for `struct`: a record's bytes between its CRC and its body
+_HEADER_FIELDS = "<4s4BI12s6I4HI12s"  # for `struct`: a header's bytes before the list of held messages
+_RECORD_FIELDS = "<2BHI12s"  # and a record's bytes between its CRC and its body
 _FREE = const(0)
 _CHAINED = const(1)
 _BAD = const(2)
@@ -61,7 +62,6 @@ DROP_OLDEST = 1
 DROP_NEWEST = 2
 
 MAGIC = b"fmqj"
-HEADER_FIELDS = "<4s4BI12s6I4HI12s"  # for `struct`: a header's bytes before the list of held messages
 
 
 def header_end(page: "bytearray") -> int:
@@ -769,7 +769,7 @@ class Journal:
                 if held is not None:
                     end = held.put_opening(target)
                 if recovery is not None:
-                    end = recovery.put_opening(target, end)
+                    end = recovery.put_opening(self, target, end)
                 at = self._stage_header(target, tail, prev)
                 self._program(target, 0, at)
                 at = max(at, end)
@@ -817,7 +817,7 @@ class Journal:
         held = 0 if self._held is None else self._held.put_places(out)
         chained = prev != _NONE
         pack_into(
-            HEADER_FIELDS,
+            _HEADER_FIELDS,
             out,
             0,
             MAGIC,

@@ -17,7 +17,7 @@ from flashmqtt.compat import TYPE_CHECKING, const
 from flashmqtt.errors import FlashFailed, StoreCorrupt, StoreForeign, StoreWorn, UsageError
 from flashmqtt.fast import copy, is_blank, raw_crc32, raw_fill
 
-from .journal import _COMPILED, DROP_NEWEST, DROP_OLDEST, HEADER_FIELDS, MAGIC, REFUSE, header_end
+from .journal import _COMPILED, DROP_NEWEST, DROP_OLDEST, MAGIC, REFUSE, header_end
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -83,9 +83,9 @@ def mount(j: "Any", region: "Any", policy: int, wipe: bool, feed: "Callable[[], 
     j._first = array("i", [1] * n)  # the first message that begins in the sector or later
     j._after = array("H", [_NONE] * n)  # the next sector on the chain
     j._ends = array("H", [0] * n)  # where the sector's records end; the head's: `_end`
-    j._head = j._tail = j._prev = _NONE  # `_prev`: the sector before the head on the chain
-    j._end = j._ring_seq = j.wear = j._new_erases = 0  # `_new_erases`: of the sector that was erased in advance
-    j._chain = 0  # how many sectors
+    j._prev = _NONE  # the sector before the head on the chain
+    j._ring_seq = j.wear = j._new_erases = 0  # `_new_erases`: of the sector that was erased in advance
+    j._chain = j._put_records = 0  # how many sectors; how many records the last opening wrote
     j.hold_limit = 128 if size >= 4096 else 40  # how many held messages an opening can list
     j._reserve = 3 if n > 5 else 2  # free sectors after an outgoing message; the third is for inbound messages
     j._free = n  # sectors that are neither on the chain nor bad
@@ -94,20 +94,19 @@ def mount(j: "Any", region: "Any", policy: int, wipe: bool, feed: "Callable[[], 
     j._ahead = -1  # a sector erased in advance
     # One page to read, one page to write.
     j._page = bytearray(_PAGE)
-    j._page_at = -1
     j._out = bytearray(b"\xff" * _PAGE)  # FF except for the bytes to program
     j._offset_mask = max(region.page_bytes, 16) - 1  # the unit of programming, minus 1
     j._views = {_PAGE: j._out}  # of `_out`, by length
-    j._skipped = 0  # the type of damaged bytes that were skipped before a whole record; 0: none
     # The window: the places of bodies, by `sequence & 31`.
     j._places = array("i", [0] * _WINDOW)
     j._lengths = array("i", j._places)
     j._located = 1  # the bodies of messages below this one were searched
-    j._cursor_sector = j._cursor_at = 0  # where the search for the next body begins
     j._read_seq = 0  # the message that was read last
     j._continued = 0  # 1: pieces of the next message are written
     j._pieces = None  # `pieces.Pieces`, from the first message in pieces on
     j._held = None  # `held.Held`, from the first held message on
+    # Set later: `_head`, `_tail`, `_end`; `_page_at`; `_cursor_sector` and `_cursor_at`, where the search for the next body
+    # begins; and `_skipped`, the type of damaged bytes that were skipped before a whole record, 0 for none.
     if feed is not None:
         from flashmqtt.flash.fed import FedRegion
 
@@ -122,7 +121,6 @@ class Recovery:
     """What one mount finds out about the journal `j`."""
 
     def __init__(self, j: "Any") -> None:
-        self._journal = j
         self._sectors = n = j.region.sectors
         self._links = bytearray(8 * n)  # from each header: the previous sector's number, end and sequence
         self._continued = bytearray(n)
@@ -130,15 +128,17 @@ class Recovery:
         # The head's header and last whole record, as read once: a marginal cell may read differently.
         self._header = bytearray(_PAGE)
         self._last = bytearray(_PAGE)
-        self._last_at = self._end = 0
-        self._opened = False  # does only its opening make the newest sector count?
-        self._mounts = self._clean = 0  # of the sector that was read last: how many mount records, does it end clean?
         self._void_to = 0  # the next opening needs a sequence above this
         self._magic = False  # does a sector begin with MAGIC?
         # Held messages as (key, place), oldest first. A key occurs twice where a discard is damaged: the later message is held.
         self._places: "list[Any]" = []
         self._in_head = False  # does the head have a held message?
-        self._top = 0  # the sequence after the head's messages
+
+    if TYPE_CHECKING:
+        _opened = False  # does only its opening make the newest sector count?
+        # Of the sector that was read last: where its last record and all records end; its mount records; does it end clean?
+        _last_at = _end = _mounts = _clean = 0
+        _top = 0  # the sequence after the head's messages
 
     def run(self, j: "Any", wipe: bool) -> None:
         """Mount; with `wipe` make it empty first."""
@@ -166,23 +166,25 @@ class Recovery:
             j._load(sector * j._sector_bytes)
             if is_blank(page, 0, _HEADER):
                 continue
-            fields = unpack_from(HEADER_FIELDS, page)
-            self._shown[sector] = seq = fields[5]
-            if fields[0] != MAGIC:
+            magic, own, complement, shift, _, seq = unpack_from("<4s4BI", page)
+            first = unpack_from("<I", page, 24)[0]
+            sectors, tail, before, _, before_seq = unpack_from("<4HI", page, 48)
+            self._shown[sector] = seq
+            if magic != MAGIC:
                 continue
             self._magic = True
-            if fields[1] ^ fields[2] == 0xFF and fields[1] != 2:
-                version = fields[1]
-            elif header_end(page) and max(seq, fields[7]) <= _SEQUENCE_LIMIT:
-                if fields[13] != self._sectors or fields[3] != j._shift:
-                    raise StoreForeign("a journal of %d sectors of %d bytes" % (fields[13], 1 << fields[3]))
+            if own ^ complement == 0xFF and own != 2:
+                version = own
+            elif header_end(page) and max(seq, first) <= _SEQUENCE_LIMIT:
+                if sectors != self._sectors or shift != j._shift:
+                    raise StoreForeign("a journal of %d sectors of %d bytes" % (sectors, 1 << shift))
                 # Nearly always, the sector before is the neighbour.
-                if (1 < fields[17] == j._seqs[sector - 1] and fields[15] != sector - 1) or (
-                    fields[15] == _NONE and fields[14] != sector
+                if (1 < before_seq == j._seqs[sector - 1] and before != sector - 1) or (
+                    before == _NONE and tail != sector
                 ):
                     raise StoreCorrupt("sectors were moved")
                 j._seqs[sector] = seq
-                j._first[sector] = fields[7]
+                j._first[sector] = first
                 self._continued[sector] = page[7] >> 7
                 copy(self._links, 8 * sector, page, 52, 8)
         if version >= 0 and not any(j._seqs):
@@ -298,7 +300,7 @@ class Recovery:
         j.next_seq = max(j._first[head], j.low, j.floor)  # what the new header states as `first`
         carries: "Any" = self
         try:
-            if self.put_opening(-1, 0) > j._sector_bytes >> 1 or (self._in_head and j.held()):
+            if self.put_opening(j, -1, 0) > j._sector_bytes >> 1 or (self._in_head and j.held()):
                 raise FlashFailed
             j._head_top = 0
         except FlashFailed:
@@ -311,13 +313,12 @@ class Recovery:
         if j.next_seq < top:
             j._head_top = j.next_seq = top
 
-    def put_opening(self, target: int, at: int) -> int:
+    def put_opening(self, j: "Any", target: int, at: int) -> int:
         """Copy the head's messages, from `next_seq` on, into a sector; return where they end. Only compute that if target is -1.
 
         Raises:
             FlashFailed: the messages are not all there, with all their pieces; or a program operation failed.
         """
-        j = self._journal
         at = at or _HEADER
         floor = max(j.low, j.floor)
         seq = j.next_seq
@@ -395,10 +396,9 @@ class Recovery:
 
     def _take_places(self, j: "Any", page: "Any", at: int, n: int) -> None:
         """Add the held messages that a header or a list names."""
-        parts = unpack_from("<%dH" % (2 * n), page, at)
-        for i in range(0, 2 * n, 2):
-            sector = parts[i]
-            at = 4 * parts[i + 1]
+        parts = iter(unpack_from("<%dH" % (2 * n), page, at))
+        for sector in parts:
+            at = 4 * next(parts)
             if (
                 sector < self._sectors
                 and at < j._sector_bytes
@@ -623,7 +623,6 @@ class Recovery:
                 j.region.erase(sector)
             except FlashFailed:
                 j._retire(sector)
-        j._page_at = -1
         try:
             self._read_headers(j)
         except (StoreForeign, StoreCorrupt):
