@@ -15,7 +15,7 @@ import os
 
 from flashmqtt.compat import TYPE_CHECKING, const
 from flashmqtt.errors import FlashFailed, StoreError, StoreForeign
-from flashmqtt.fast import copy, is_blank, raw_fill, raw_run
+from flashmqtt.fast import is_blank, raw_fill, raw_run
 
 from .region import Region
 
@@ -166,19 +166,10 @@ class FileRegion(Region):
 
     def _program(self, offset: int, buf: "bytes | bytearray | memoryview", n: int) -> None:
         window = self._window
-        first = min(256, n)
-        if n > 256 and not self._blank(offset + 256, n - 256):
+        self._read(offset, window, n)  # more than these are not used
+        if not raw_run(window, buf, n, 0, 0, 1):
             self._not_blank(offset)
-        self._read(offset, window, first)  # more than these are not used
-        if not raw_run(window, buf, first, 0, 0, 1):
-            self._not_blank(offset)
-        self._write(offset, window, first)
-        at = first
-        while at < n:
-            part = min(256, n - at)
-            copy(window, 0, buf, at, part)
-            self._write(offset + at, window, part)
-            at += part
+        self._write(offset, window, n)
 
     def _write(self, offset: int, buf: "bytearray | memoryview", n: int) -> None:
         self._file.seek(offset)

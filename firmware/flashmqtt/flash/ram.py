@@ -1,6 +1,6 @@
 """A region in RAM: for tests, and for programs that use the journal as a queue without durability."""
 
-from flashmqtt.fast import copy, is_blank, raw_fill, raw_run
+from flashmqtt.fast import copy, raw_fill, raw_run
 
 from .region import Region
 
@@ -36,14 +36,10 @@ class RamRegion(Region):
             for i in range(n):
                 self.cells[offset + i] &= buf[i]
             return
-        if n > 256 and not is_blank(self.cells, offset + 256, offset + n):
+        copy(self._window, 0, self.cells, offset, n)
+        if not raw_run(self._window, buf, n, 0, 0, 1):
             self._not_blank(offset)
-        first = min(n, 256)
-        copy(self._window, 0, self.cells, offset, first)
-        if not raw_run(self._window, buf, first, 0, 0, 1):
-            self._not_blank(offset)
-        copy(self.cells, offset, self._window, 0, first)
-        copy(self.cells, offset + first, buf, first, n - first)
+        copy(self.cells, offset, self._window, 0, n)
 
     def erase(self, sector: int) -> None:
         """Set all bits of a sector."""

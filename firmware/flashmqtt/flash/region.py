@@ -3,13 +3,13 @@
     sector_bytes, sectors, page_bytes     geometry; a program starts and ends on multiples of page_bytes
     reads_blank                           False if erased flash does not read as FF (an encrypted partition)
     read(offset, buf)                     fills all of buf
-    program(offset, buf[, again])         clears bits; FF leaves a byte as it is; stays inside one sector. again: the same
-                                          bytes were programmed there before, maybe incompletely; no check, no read-back
+    program(offset, buf[, again])         clears bits of 1 to 256 bytes inside one sector; FF leaves a byte as it is. again: the
+                                          same bytes were programmed there before, maybe incompletely; no check, no read-back
     erase(sector)                         sets all bits
 
-`program` follows the rules of NOR flash: a byte that is not FF can't get another value (FlashFailed, and nothing was written),
-and all bytes beyond the first 256 of a call must be blank. Each write is verified by reading back, unless the device does that
-itself. A call with arguments outside the region raises UsageError. This package knows no journal and no MQTT.
+`program` follows the rules of NOR flash: a byte that is not FF can't get another value (FlashFailed, and nothing was written).
+Each write is verified by reading back, unless the device does that itself. A call with arguments outside the region raises
+UsageError. This package knows no journal and no MQTT.
 """
 
 from flashmqtt.errors import FlashFailed, UsageError
@@ -42,7 +42,7 @@ class Region:
 
     def _check_program(self, offset: int, n: int) -> None:
         self._check(offset, n, self.page_bytes)
-        if not 0 < n <= self.sector_bytes - offset % self.sector_bytes:  # a program stays in one sector
+        if not 0 < n <= min(self.sector_bytes - offset % self.sector_bytes, 256):  # a program stays in one sector
             self._check(-1, n, 1)
 
     def _fail(self, what: str, offset: int, error: object) -> None:
