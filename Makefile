@@ -32,8 +32,8 @@ setup: ## Install everything into .venv (the other targets do this themselves)
 deploy: setup ## Install the application on a board and wait for its first reading (BOARD=auto: ask the board, or BOARD_FILE=your/board.py; PORT=auto; DRY=1: only show what would be done; YES=1: don't ask; PLAIN=1: keep all names)
 	@$(PY) -m tools.deploy deploy $(if $(BOARD),--board "$$BOARD") $(if $(BOARD_FILE),--board-file "$$BOARD_FILE") $(if $(PORT),--port "$$PORT") $(if $(DRY),--dry-run) $(if $(PLAIN),--plain) $(if $(YES),--yes)
 
-monitor: setup ## Show the board's output until Ctrl-C (PORT=auto; PLAIN=1: if it was deployed with PLAIN=1)
-	@$(PY) -m tools.deploy monitor $(if $(PORT),--port "$$PORT") $(if $(PLAIN),--plain)
+monitor: setup ## Show the board's output until Ctrl-C (PORT=auto; PLAIN=1, BOARD_FILE=your/board.py: if it was deployed with them)
+	@$(PY) -m tools.deploy monitor $(if $(BOARD_FILE),--board-file "$$BOARD_FILE") $(if $(PORT),--port "$$PORT") $(if $(PLAIN),--plain)
 
 backup: setup ## Copy all files and the journal of the board into backups/ (PORT=auto)
 	@$(PY) -m tools.deploy backup $(if $(PORT),--port "$$PORT")

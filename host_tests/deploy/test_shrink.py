@@ -587,6 +587,26 @@ def test_short_name_of_several_functions_is_shown_with_all_of_them():
 
 
 @pytest.mark.req("B2")
+def test_traceback_of_a_board_with_its_own_board_file_has_the_functions_of_its_own_build(tmp_path):
+    board_file = tmp_path / "my board.py"
+    text = (ROOT / "boards" / "README.md").read_text()
+    board_file.write_text(text.partition("```python\n")[2].partition("```")[0])
+    files = build.sources("pico_w", board_file=board_file)
+    modules = {build.module_name(path): file.read_text() for path, file in files.items() if path.endswith(".mpy")}
+    packed, usual = build.shrunk(modules), program("pico_w").names
+    moved = [
+        (host, name)
+        for host, members in packed.members.items()
+        for name in re.findall(r"    def (\w+)", "".join(modules[member] for member in members if member != "board"))
+        if packed.names.get(name, name) != usual.get(name, name)
+    ]
+    assert len(moved) > 10
+    for host, name in moved:
+        said = explained(f'  File "{host}", line 1, in {packed.names.get(name, name)}', board_file)
+        assert re.search(rf"\b{name}\b", said), (host, name)
+
+
+@pytest.mark.req("B2")
 @pytest.mark.parametrize("line", ['  File "main.py", line 3, in main', '  File "m", line 3, in publish', "readings: 3"])
 def test_line_that_names_no_function_of_the_library_is_shown_as_it_is(line):
     assert explained(line) == line

@@ -443,7 +443,7 @@ def deploy(arguments: argparse.Namespace) -> None:
         prepare_journal(link, config["sectors"])
         started = time.monotonic()
         start_program(link)
-        wait_for_delivery(link, started, arguments.timeout)
+        wait_for_delivery(link, started, arguments.timeout, arguments.board_file)
 
 
 def _blocks(size: int) -> int:
@@ -523,7 +523,7 @@ def _all_delivered(numbers: dict[str, int], before: int) -> bool:
     return not pending and numbers.get("stored", 0) > before and numbers.get("connects", 0) > 0
 
 
-def wait_for_delivery(link: Link, started: float, timeout_s: float) -> None:
+def wait_for_delivery(link: Link, started: float, timeout_s: float, board_file: Path | None = None) -> None:
     """Show the console until the first reading after the reset is delivered; if none is, also the last hidden lines.
 
     Raises:
@@ -534,7 +534,7 @@ def wait_for_delivery(link: Link, started: float, timeout_s: float) -> None:
     reason = ""
     in_traceback = False
     stored_before = 0  # how many messages, before the reset
-    for line in map(explained, link.lines(timeout_s)):
+    for line in (explained(line, board_file) for line in link.lines(timeout_s)):
         words = line.split()
         in_traceback = line.startswith("Traceback") or (in_traceback and reason.startswith(("Traceback", " ")))
         if in_traceback or line.startswith(REASONS):
@@ -582,7 +582,7 @@ def monitor(arguments: argparse.Namespace) -> None:
         link.reopen(OPEN_S)
         with contextlib.suppress(Failure):  # the time is up while the port is away
             for line in link.lines(arguments.timeout, away):
-                print(line if arguments.plain else explained(line), flush=True)
+                print(line if arguments.plain else explained(line, arguments.board_file), flush=True)
     except KeyboardInterrupt:
         pass
     finally:
@@ -658,7 +658,6 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         add("--port", default="auto", help="the serial port; auto: the only connected board")
         if act is deploy:
             add("--board", choices=("auto", *build.BOARDS), default="auto", help="auto: ask the board")
-            add("--board-file", type=existing_file, help="your own board.py (boards/README.md)")
             add("--config", type=Path, default=ROOT, help="the folder with config.toml")
             add("--dry-run", action="store_true", help="only show what would be done")
             waits = "seconds to wait for the first delivery"
@@ -666,6 +665,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         if act is monitor:
             add("--timeout", type=number(float, 0.1), default=0, help="seconds until it ends; default: until Ctrl-C")
         if act in (deploy, monitor):
+            add("--board-file", type=existing_file, help="your own board.py (boards/README.md)")
             add("--plain", action="store_true", help="keep all names and modules")
         if act in (deploy, wipe):
             add("--yes", action="store_true", help="answer yes to every question")

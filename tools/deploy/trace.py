@@ -3,7 +3,8 @@
     File "flashmqtt.client", line 1, in popitem    ->    File "flashmqtt.session.session", in Session.publish
 
 Where several functions of the file have the name, all are shown. Files of users have line numbers and stay.
-The names are right only if the board has the files that this work tree builds.
+The names are right only if the board has the files that this work tree builds, with the same `board.py`: the words in a
+`board.py` of the user's own keep their names, so the other short names move.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import ast
 import functools
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 from tools.deploy import build
 
@@ -19,10 +21,11 @@ _PLACE = re.compile(r'File "([\w.]+)", line \d+, in (\S+)')
 
 
 @functools.cache
-def _program():
-    """Return a Pico W's modules and the same ones shrunk: other boards differ in `board` only."""
-    paths = {build.module_name(path): file for path, file in build.sources("pico_w").items() if path.endswith(".mpy")}
-    texts = {name: source.read_text() for name, source in paths.items()}
+def _program(board_file: Path | None):
+    """Return a Pico W's modules and the same ones shrunk: without a `board_file`, few names of other boards differ."""
+    files = build.sources("pico_w", board_file=board_file)
+    paths = {build.module_name(path): file for path, file in files.items() if path.endswith(".mpy")}
+    texts = {name: build.text_of(source) for name, source in paths.items()}
     return texts, build.shrunk(texts)
 
 
@@ -37,11 +40,16 @@ def _functions(node: ast.AST, around: str = "") -> Iterator[str]:
         yield from _functions(inner, name)
 
 
-def explained(line: str) -> str:
-    """Return a board's output line with the repository's file and function."""
+def explained(line: str, board_file: Path | None = None) -> str:
+    """Return a board's output line with the repository's file and function.
+
+    Args:
+        line: the line.
+        board_file: the user's own `board.py`, with which the board was deployed.
+    """
 
     def place(found: re.Match[str]) -> str:
-        texts, shrunk = _program()
+        texts, shrunk = _program(board_file)
         functions = [
             f'File "{module}", in {function}'
             for module in shrunk.members.get(found[1], ())
@@ -49,6 +57,6 @@ def explained(line: str) -> str:
             for last in [function.rpartition(".")[2]]
             if shrunk.names.get(last, last) == found[2]
         ]
-        return " or ".join(functions) or found[0]
+        return " or ".join(dict.fromkeys(functions)) or found[0]
 
     return _PLACE.sub(place, line)
