@@ -1194,6 +1194,7 @@ def test_metrics_of_a_running_collector(tmp_path):
         (["--metrics-port", "1", "--metrics-address", "a..b"], "can't serve metrics at a..b:1: "),
         (["--tls", "--ca-file", "/nowhere"], "--ca-file /nowhere"),
         (["--password-file", "/nowhere"], "--password-file /nowhere"),
+        (["--password-file", "/dev/null"], "--password-file needs --user"),
         (["--landing", "/dev/null/below"], "can't write /dev/null/below"),
         (["--client-id", "x" * 201], "SegmentError: collector name"),
         (["--password-file", sys.executable], f"--password-file {sys.executable}: 'utf-8' codec can't decode"),

@@ -30,15 +30,25 @@ def parser() -> argparse.ArgumentParser:
     made = parser_of("tools.collector", __doc__)
     made.add_argument("--host", type=filled, default="127.0.0.1", help="default: %(default)s")
     made.add_argument("--port", type=number(int, 1, 65535), help="default: 1883, or 8883 with --tls")
-    made.add_argument("--topic", action="append", metavar="FILTER", help="may be repeated; default #: everything")
     made.add_argument(
-        "--qos", type=int, choices=(0, 1, 2), default=2, help="maximum QoS of the subscriptions; default 2"
+        "--topic",
+        action="append",
+        metavar="FILTER",
+        help="a topic filter to subscribe to; may be repeated; default: #, everything",
     )
-    made.add_argument("--client-id", default="collector", help="name of the session at the broker, and of the segments")
+    made.add_argument(
+        "--qos", type=int, choices=(0, 1, 2), default=2, help="maximum QoS of the subscriptions; default: 2"
+    )
+    text = "name of the session at the broker, and of the segments; each collector needs its own; default: %(default)s"
+    made.add_argument("--client-id", default="collector", help=text)
     made.add_argument("--landing", type=filled, required=True, metavar="DIR", help="folder of the segments and logs")
-    made.add_argument("--level", type=int, choices=(4, 5), default=4, help="protocol: 4 is MQTT 3.1.1, 5 is MQTT 5")
+    made.add_argument("--level", type=int, choices=(4, 5), default=4, help="4: MQTT 3.1.1, 5: MQTT 5; default: 4")
     made.add_argument("--user", help="the user name for the broker")
-    made.add_argument("--password-file", type=Path, help="default: the environment's FLASHMQTT_PASSWORD")
+    made.add_argument(
+        "--password-file",
+        type=Path,
+        help="file with the password for --user; default: FLASHMQTT_PASSWORD in the environment",
+    )
     made.add_argument("--tls", action="store_true", help="encrypt, and verify the broker's certificate and name")
     made.add_argument("--ca-file", type=Path, help="trusted certificates for --tls; default: the system's")
 
@@ -48,30 +58,41 @@ def parser() -> argparse.ArgumentParser:
         more = "" if default is None else f"; default: {shown}"
         made.add_argument(flag, dest=name, type=kind, default=shown, metavar="N", help=text + more)
 
-    option("--keep-alive", "keep_alive_s", number(int, 1, 65_535), "seconds")
-    option("--session-expiry", "session_expiry_s", number(int, 1, 0xFFFFFFFF), "seconds; level 5 only")
-    option("--longest-pause", "longest_pause_s", number(float, 0.01, 86_400), "seconds between two attempts to connect")
+    option("--keep-alive", "keep_alive_s", number(int, 1, 65_535), "MQTT's keep alive, in seconds")
+    text = "how long the broker keeps the session of a collector that is away, in seconds; level 5 only"
+    option("--session-expiry", "session_expiry_s", number(int, 1, 0xFFFFFFFF), text)
+    option(
+        "--longest-pause",
+        "longest_pause_s",
+        number(float, 0.01, 86_400),
+        "longest delay between two attempts to connect, in seconds",
+    )
     option("--segment-rows", "segment_rows", number(int, 1, 1 << 30), "close a segment at this many messages")
     # A log is sealed in memory, and an Arrow column holds at most 2 GB.
     option("--segment-mb", "segment_bytes", number(float, 0.001, 1024), "or at this many MB", MB)
     option("--segment-seconds", "segment_seconds", number(float, 0.01), "or at this age in seconds")
-    text = "longest message that is stored whole, in bytes"
+    text = "the longest message that is stored whole, in bytes"
     option("--packet-bytes", "packet_bytes", number(int, LEAST_BUFFER_BYTES, 268_435_460), text)
-    option("--in-flight", "in_flight", number(int, 1, 65_535), "most QoS 2 messages in flight")
-    option("--reserve-mb", "reserve_bytes", number(float, 0), "disk kept free, in MB", MB)
-    text = "seal everything and end with status 0 when nothing has arrived for so many seconds (10 times as many while QoS 2"
-    option("--drain", "drain_s", number(float, 0), text + " messages wait for their PUBREL)")
+    option("--in-flight", "in_flight", number(int, 1, 65_535), "at most so many QoS 2 messages in flight")
+    option("--reserve-mb", "reserve_bytes", number(float, 0), "disk space to keep free, in MB", MB)
+    text = "seal everything and end when no message has arrived for N seconds (10 N while QoS 2 messages wait for their PUBREL)"
+    option("--drain", "drain_s", number(float, 0), text + "; default: never")
     made.add_argument(
         "--oversize",
         choices=("describe", "drop"),
         default="describe",
-        help="a longer message: `describe` stores its topic, and length and SHA-256 of its payload; `drop` only acknowledges it, "
-        "and at level 5 asks the broker not to send it",
+        help="what to do with a message above --packet-bytes. describe: store its topic, and its payload's length and SHA-256; "
+        "drop: acknowledge it only, and at level 5 ask the broker not to send such messages; default: describe",
     )
     made.add_argument(
-        "--metrics-port", type=number(int, 0, 65535), default=0, metavar="P", help="metrics for Prometheus; 0: none"
+        "--metrics-port",
+        type=number(int, 0, 65535),
+        default=0,
+        metavar="P",
+        help="metrics for Prometheus; default: none",
     )
-    made.add_argument("--metrics-address", type=filled, default="127.0.0.1", metavar="A")
+    text = "the address for --metrics-port; default: %(default)s"
+    made.add_argument("--metrics-address", type=filled, default="127.0.0.1", metavar="A", help=text)
     made.add_argument(
         "--salvage", action="store_true", help="seal the readable part of a damaged log, and keep the log"
     )
@@ -104,6 +125,8 @@ def settings_of(arguments: argparse.Namespace) -> Settings:
             raise CollectorError(f"--password-file {explained(error)}")
         except UnicodeDecodeError as error:
             raise CollectorError(f"--password-file {arguments.password_file}: {error}")
+        if not arguments.user:
+            raise CollectorError("--password-file needs --user: without a user name, the broker gets no password")
     names = {field.name for field in fields(Settings)}
     chosen: dict[str, Any] = {name: value for name, value in vars(arguments).items() if name in names}
     chosen |= {name: int(chosen[name] * MB) for name in ("segment_bytes", "reserve_bytes")}

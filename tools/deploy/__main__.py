@@ -571,7 +571,10 @@ def wait_for_delivery(link: Link, started: float, timeout_s: float, board_file: 
 
 
 def monitor(arguments: argparse.Namespace) -> None:
-    """Show the board's output until Ctrl-C, without interrupting it; tracebacks with the repository's names, unless --plain."""
+    """Show the board's output until Ctrl-C. The board's program runs on.
+
+    Tracebacks have the repository's names, unless --plain.
+    """
     path = ports.find(arguments.port)
     link = Link(path)
 
@@ -660,19 +663,28 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
             add("--board", choices=("auto", *build.BOARDS), default="auto", help="auto: ask the board")
             add("--config", type=Path, default=ROOT, help="the folder with config.toml")
             add("--dry-run", action="store_true", help="only show what would be done")
-            waits = "seconds to wait for the first delivery"
+            waits = "seconds to wait for the first delivery; default: %(default)s"
             add("--timeout", type=number(float, 0.1), default=DELIVERY_S, help=waits)
         if act is monitor:
             add("--timeout", type=number(float, 0.1), default=0, help="seconds until it ends; default: until Ctrl-C")
         if act in (deploy, monitor):
-            add("--board-file", type=existing_file, help="your own board.py (boards/README.md)")
-            add("--plain", action="store_true", help="keep all names and modules")
+            deploys = act is deploy
+            text = (
+                "your own board.py (boards/README.md)"
+                if deploys
+                else "the --board-file of the deployment, for tracebacks"
+            )
+            add("--board-file", type=existing_file, help=text)
+            text = (
+                "keep all names and modules: tracebacks have line numbers" if deploys else "the deployment was --plain"
+            )
+            add("--plain", action="store_true", help=text)
         if act in (deploy, wipe):
             add("--yes", action="store_true", help="answer yes to every question")
         if act is backup:
-            add("--output", type=folder, default=ROOT / "backups", help="the folder; default: backups/")
+            add("--output", type=folder, default=ROOT / "backups", help="the folder for backups; default: backups/")
         if act is wipe:
-            add("--journal", action="store_true", help="also remove the journal")
+            add("--journal", action="store_true", help="also remove the journal, with the stored messages")
     return parser.parse_args(argv)
 
 
