@@ -23,7 +23,8 @@ def check_octets(text: "Any", name: str) -> None:
             number of digits: a board's float has seven.
     """
     if not isinstance(text, memoryview) or getattr(text, "itemsize", 1) != 1:
-        remedy = ": convert it first, such as with str()" if isinstance(text, (int, float)) else ""
+        call = "str" if isinstance(text, (int, float)) else "json.dumps" if isinstance(text, (dict, list)) else ""
+        remedy = ": convert it first, such as with %s()" % call if call else ""
         raise UsageError("%s must be str or bytes, not %s%s" % (name, type(text).__name__, remedy))
 
 

@@ -189,8 +189,9 @@ def test_invalid_qos_is_refused_and_stores_nothing(level):
             if qos is not None:
                 with pytest.raises(UsageError):
                     mqtt.publish("a", b"x", qos)
-            with pytest.raises(UsageError):
+            with pytest.raises(UsageError) as caught:
                 mqtt.subscribe("a", qos)
+            assert str(caught.value) == "qos %r for b'a': 0 to 2" % (qos,)
             with pytest.raises(UsageError):
                 mqtt.subscribe([("b", 1), ("a", qos)])
         assert mqtt.pending == 0 and mqtt.session.subscriptions == []
@@ -407,11 +408,12 @@ def test_error_for_an_argument_that_is_not_text_names_the_argument(wrong):
         assert str(caught.value).startswith("%s %s" % (name, text))
 
 
+@pytest.mark.parametrize(("payload", "call"), [(21.5, "float: %s str()"), ({"t": 21}, "dict: %s json.dumps()")])
 @pytest.mark.req("W7")
-def test_error_for_a_number_as_payload_says_what_to_do():
+def test_error_for_a_payload_that_is_no_text_says_what_to_do(payload, call):
     with pytest.raises(UsageError) as caught:
-        client().publish("a", 21.5, 1)
-    assert str(caught.value) == "payload must be str or bytes, not float: convert it first, such as with str()"
+        client().publish("a", payload, 1)
+    assert str(caught.value) == "payload must be str or bytes, not " + call % "convert it first, such as with"
 
 
 @pytest.mark.req("W10")

@@ -38,7 +38,7 @@ def put_subscribe(
             or not 0 <= options <= (0x2E if level == 5 else 2)
             or (options & 4 and is_shared(filter_))
         ):
-            raise UsageError("options %r for %r" % (options, bytes(filter_)))
+            raise UsageError("qos %r for %r: 0 to 2" % (options, bytes(filter_)))
         n += len(filter_) + 3
     pos = _put_filters(buf, pos, 0x82, packet_id, n, level, dup, properties)
     for filter_, options in filters:
