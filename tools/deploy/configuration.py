@@ -77,7 +77,10 @@ TOML_HINTS = {
     "Expected newline": "one key and one value in a line; a number has a decimal point, and no unit",
     "'utf-8' codec": "save the file as UTF-8",
 }
-TYPES = {"of type int": "a whole number without quotation marks", "of type str": "a text in quotation marks"}
+TYPES = {
+    "of type int": "a whole number, without quotation marks and decimal point",
+    "of type str": "a text in quotation marks",
+}
 
 
 def _read(path: Path) -> dict:
@@ -120,7 +123,7 @@ def _refused(key: str, value: object, rule: str) -> ConfigurationError:
 
 def _complaint(value: object, rule: Sequence) -> str:
     problem = complaint(value, rule)
-    return f"{problem}: {TYPES[problem]}" if problem in TYPES else problem
+    return TYPES.get(problem, problem)
 
 
 def _near(word: str, known: Iterable[str]) -> str:
