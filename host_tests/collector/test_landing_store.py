@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tracemalloc
 from pathlib import Path
 from random import Random
 
@@ -718,6 +719,21 @@ def test_recent_message_is_decoded_once_however_many_resent_ones_are_looked_up(m
         found.land(4, publish(b"t", b"%d" % n, packet_id=n + 1), 1)
         assert found.has(n + 1, digest(b"t", b"%d" % n))
     assert len(decoded) == 300
+
+
+def test_recent_messages_take_no_more_memory_with_each_packet_id_that_was_ever_used(monkeypatch):
+    monkeypatch.setattr(recent, "MOST", 100)
+    tracemalloc.start()
+    try:
+        found, used = Recent(), []
+        for first in range(1, 6000, 90):
+            for n in range(first, first + 90):
+                found.land(4, publish(b"t", b"1", packet_id=n), 1)
+            found.encode()
+            used.append(tracemalloc.get_traced_memory()[0])
+    finally:
+        tracemalloc.stop()
+    assert used[-1] < used[len(used) // 2] * 1.1
 
 
 def test_landing_store_has_nothing_to_send(tmp_path):

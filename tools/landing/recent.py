@@ -78,6 +78,8 @@ class Recent:
         if len(self._known) > MOST:
             oldest, _ = self._known.popleft()
             del self._by_id[oldest][0]
+            if not self._by_id[oldest]:
+                del self._by_id[oldest]
 
 
 def digest(topic: bytes, payload: bytes | memoryview) -> bytes:
