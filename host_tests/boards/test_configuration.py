@@ -49,7 +49,7 @@ def test_example_is_complete_and_valid(tmp_path):
         (GOOD + "prot = 1\n", ["[broker]", "'prot'", "do you mean 'port'"]),
         (GOOD + "port = 0\n", ["broker.port", "0", "from 1 to 65535"]),
         (GOOD + 'port = "1883"\n', ["broker.port", "'1883'", "a whole number, without quotation marks"]),
-        (GOOD + "[device]\nid = 5\n", ["device.id", "5", "of type str", "a text in quotation marks"]),
+        (GOOD + "[device]\nid = 5\n", ["device.id", "5", "a text in quotation marks"]),
         (GOOD + 'host = "x"\n', ["not TOML", "line 3", "'host'", "twice"]),
         (GOOD + "[broker]\n", ["not TOML", "line 3", "'[broker]'", "twice"]),
         (GOOD + "[wifi]\nssid = home\n", ["not TOML", "line 4", "'ssid'", "a text needs quotation marks"]),

@@ -468,8 +468,9 @@ def check_room(found: dict, config: dict, needed: int) -> None:
     needed += SPARE_BYTES + journal
     if needed > found["free"]:
         raise Failure(
-            f"The board's file system is too full: {needed // 1024} KB are needed, {journal // 1024} KB of them for the journal; "
-            f"{max(0, found['free']) // 1024} KB are free. Remove files"
+            f"The board's file system is too full: {needed // 1024} KB are needed"
+            + (f", {journal // 1024} KB of them for the journal" if journal else "")
+            + f"; {max(0, found['free']) // 1024} KB are free. Remove files"
             + (", or make journal.kib smaller." if journal else ".")
         )
 
