@@ -11,6 +11,7 @@ FUNCTIONS = (
     "unique_id reset_cause reset network_up network_problem network_down network_strength journal_region sensors led"
     " watchdog watchdog_off sleep supply_millivolts clock set_clock"
 ).split()
+NAME_CHARACTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-:./_"
 wrong = 0
 
 
@@ -25,6 +26,22 @@ def tell(name, value, fits, asked):
 def optional_integer(value):
     """Return whether a value is a whole number or None."""
     return value is None or isinstance(value, int)
+
+
+def check_sensor(sensor):
+    """Read a sensor, and print a line for it and for each of its attributes that is wrong."""
+    name, unit = getattr(sensor, "name", None), getattr(sensor, "unit", None)
+    try:
+        value = sensor.read()
+        fits = value is None or (type(value) in (int, float) and value * 0.0 == 0)
+    except (Exception, SystemExit) as error:
+        value, fits = error, False
+    tell("sensor %s" % name, value, fits, "a finite number or None")
+    if not isinstance(name, str) or not name or name[0] in "-:./_" or set(name) - set(NAME_CHARACTERS):
+        rule = "a text of letters (A to Z), digits and - : . / _ that begins with a letter or digit"
+        tell("  its name", name, False, rule)
+    if not isinstance(unit, str):
+        tell("  its unit", unit, False, "a text")
 
 
 def check(board):
@@ -57,9 +74,7 @@ def check(board):
     board.led(False)
     tell("led", "switched", True, "")
     for sensor in board.sensors():
-        value = sensor.read()
-        fits = value is None or isinstance(value, (int, float))
-        tell("sensor " + sensor.name, value, fits and isinstance(sensor.unit, str), "a number or None, with a unit")
+        check_sensor(sensor)
     region = board.journal_region(16)
     shape = (region.sectors, region.sector_bytes, region.page_bytes)
     tell(
@@ -78,4 +93,4 @@ if __name__ == "__main__":
     import board
 
     check(board)
-    print("the board keeps the contract" if not wrong else "%d wrong" % wrong)
+    print("the board keeps the contract" if not wrong else "%d lines are WRONG" % wrong)

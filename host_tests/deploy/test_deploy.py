@@ -736,6 +736,29 @@ def test_contract_check_lists_everything_that_a_board_lacks(capsys):
     assert wrong == contract - {"led"}
 
 
+@pytest.mark.parametrize(
+    ("sensor", "wrong"),
+    [
+        (SimpleNamespace(name="soil", unit="", read=lambda: 4.5), []),
+        (SimpleNamespace(name="soil", unit="", read=lambda: None), []),
+        (SimpleNamespace(name="soil", unit="", read=lambda: float("nan")), ["sensor soil"]),
+        (SimpleNamespace(name="soil", unit="", read=lambda: True), ["sensor soil"]),
+        (SimpleNamespace(name="soil", unit="", read=lambda: sys.exit("no chip")), ["sensor soil"]),
+        (SimpleNamespace(name="soil 1", unit="", read=lambda: 1), ["its name"]),
+        (SimpleNamespace(name="_soil", read=lambda: 1), ["its name", "its unit"]),
+        (SimpleNamespace(read=lambda: 1), ["its name", "its unit"]),
+        (5, ["sensor None", "its name", "its unit"]),
+    ],
+)
+@pytest.mark.req("B1")
+def test_contract_check_names_what_the_application_would_refuse_in_a_sensor(capsys, sensor, wrong):
+    found: dict = {"__name__": "check"}
+    exec((ROOT / "boards/check.py").read_text(), found)
+    found["check_sensor"](sensor)
+    said = capsys.readouterr().out.splitlines()
+    assert [line.partition(" WRONG")[0].strip() for line in said if "WRONG" in line] == wrong
+
+
 def test_every_board_is_in_the_documents():
     for board in build.BOARDS:
         for page in ("boards/README.md", "boards/IMAGES.md"):

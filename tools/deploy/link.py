@@ -31,10 +31,10 @@ ATTEMPTS = 4  # to enter the raw REPL, in REPL_S together
 READ_FILE_S = 300.0  # for one file: 2.5 MB at 115,200 baud
 REASONS = {
     errno.ENOTDIR: "%s can't be written: a part of this path is a file on the board. Remove that (.venv/bin/mpremote rm).",
-    errno.EISDIR: "%s can't be written: the board has a folder with this name, or with .new behind it. Remove that "
+    errno.EISDIR: "%s can't be written: the board has a folder with this name, or with this name and .new. Remove that "
     "(.venv/bin/mpremote rm -r).",
     errno.ENOSPC: "The board's file system is full: %s does not fit. Remove files, or make the journal smaller.",
-    errno.EROFS: "%s can't be written: the board's file system is read-only. Does its boot.py mount it so?",
+    errno.EROFS: "%s can't be written: the board's file system is read-only. Does its boot.py mount it read-only?",
 }
 
 # Print a file as base64. As a bytes literal, erased flash (FF) would take three times as long over a serial line.
@@ -316,7 +316,9 @@ class Link:
         try:
             self._enter_raw_repl(soft_reset)
         except (TransportError, SerialException, OSError) as error:
-            raise Failure(f"The board on {self.path} does not return to its REPL after a reset.") from error
+            raise Failure(
+                f"The board on {self.path} does not return to its REPL after a reset. Unplug it, plug it in, and try again."
+            ) from error
 
     def lines(self, timeout_s: float, away: Callable[[], object] = lambda: None) -> Iterator[str]:
         """Yield the console's lines as they arrive.
