@@ -344,9 +344,11 @@ class _Batch:
         begins = intervals.begins(device)
         arrival = self.arrival_us[position[at]]
         latest = np.maximum(arrival, state.fronts[0][device])
-        # Ranks, increased from device to device, so that a maximum from the left stays in its device.
-        rank = np.unique(latest, return_inverse=True)[1] + np.cumsum(begins) * len(latest)
-        newest = (arrival == latest) & (rank == np.maximum.accumulate(rank))
+        newest = arrival == latest
+        if not ((latest[1:] >= latest[:-1]) | begins[1:]).all():
+            # Ranks, increased from device to device, so that a maximum from the left stays in its device.
+            rank = np.unique(latest, return_inverse=True)[1] + np.cumsum(begins) * len(latest)
+            newest &= rank == np.maximum.accumulate(rank)
         at, device, arrival = at[newest], device[newest], arrival[newest]
         begins = intervals.begins(device)
         returned = np.zeros(len(self.order), dtype=bool)
@@ -401,10 +403,11 @@ class _Batch:
             return
         order, new, records = self.order, self.new, self.records
         chosen = order[new]
+        self.records_of = np.bincount(records["row"].to_numpy(), minlength=int(self.place.max()) + 1)  # by `place`
         yield "readings", self._readings(records, chosen)
         yield "prints", self._prints(chosen)
         yield from self._undelivered(chosen)
-        events = self._events(chosen, records)
+        events = self._events(chosen)
         if events.num_rows:
             yield "events", events
         tied = self._ties(chosen)
@@ -413,7 +416,7 @@ class _Batch:
         if self.copy.any():
             yield "duplicates", self._duplicates()
         if (new | self.copy).any():
-            yield "tally", self._tally(records)
+            yield "tally", self._tally()
 
     def _key(self, messages: np.ndarray) -> list[pa.Array]:
         """Return the key columns and seq of some messages."""
@@ -436,9 +439,8 @@ class _Batch:
         row = records["row"].to_numpy()
         if (np.diff(row) < 0).any():
             records = records.sort_by([("row", "ascending"), ("index", "ascending")])
-            row = records["row"].to_numpy()
-        begins = np.searchsorted(row, self.place[chosen])
-        counts = np.searchsorted(row, self.place[chosen], side="right") - begins
+        counts = self.records_of[self.place[chosen]]
+        begins = np.cumsum(self.records_of)[self.place[chosen]] - counts
         of_message = np.repeat(chosen, counts)
         at = np.arange(len(of_message)) + np.repeat(begins - np.cumsum(counts) + counts, counts)
         where = pa.array(at)
@@ -446,10 +448,10 @@ class _Batch:
         moment = columns[-1].cast(schemas.MOMENT)
         return table_of([*self._key(of_message), *columns[:-1], moment, *self._origin(of_message)], schemas.READINGS)
 
-    def _events(self, chosen: np.ndarray, records: pa.Table) -> pa.Table:
+    def _events(self, chosen: np.ndarray) -> pa.Table:
         """Return the messages with event labels or without readings. So every message is in `readings` or in `events`."""
         table = self.messages
-        is_event = np.bincount(records["row"].to_numpy(), minlength=int(self.place.max()) + 1)[self.place] == 0
+        is_event = self.records_of[self.place] == 0
         for label in EVENT_LABELS:
             if table[label].null_count < table.num_rows:
                 is_event |= table[label].is_valid().to_numpy()
@@ -510,7 +512,7 @@ class _Batch:
         was_held = self.place[messages] >= self.own_rows
         return self.state.read_before(encoded, segment, row) & ~was_held
 
-    def _tally(self, records: pa.Table) -> pa.Table:
+    def _tally(self) -> pa.Table:
         # Messages for quarantine are not counted for a boot.
         counted = self.new | self.copy
         order, new, copy, reordered, returned, group, arrival_us = (
@@ -519,8 +521,7 @@ class _Batch:
         )
         replay = np.zeros(len(order), dtype=bool)
         replay[copy] = self._replayed(order[copy])
-        per_row = np.bincount(records["row"].to_numpy(), minlength=int(self.place.max()) + 1)
-        counts = [new, np.where(new, per_row[self.place[order]], 0), copy & ~replay, replay, reordered, returned]
+        counts = [new, np.where(new, self.records_of[self.place[order]], 0), copy & ~replay, replay, reordered, returned]
         up_us = np.rint(pc.fill_null(self.uptime, 0.0).to_numpy() * 1e6).astype(np.int64)
         delayed = new & is_valid(self.uptime)[order]
         base = np.where(delayed, arrival_us - up_us[order], parts.NO_BASE)
