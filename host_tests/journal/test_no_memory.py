@@ -66,3 +66,21 @@ def test_record_that_lacked_memory_does_not_cost_a_sector(monkeypatch):
         assert journal.append(b"short", 5) == seq
     assert region.cells[1024:] == b"\xff" * 5 * 1024
     assert Journal(region).next_seq == 3
+
+
+@pytest.mark.req("S1", "S6")
+def test_record_that_lacked_memory_for_its_program_call_is_no_part_of_later_records(monkeypatch):
+    """On a board, the call of a large function needs memory; the record is in the buffer then."""
+    region = RamRegion(8, 1024)
+    journal = Journal(region)
+
+    def no_memory(*_):
+        raise MemoryError
+
+    for _ in range(8):
+        with monkeypatch.context() as without:
+            without.setattr(Journal, "_program", no_memory)
+            with pytest.raises(MemoryError):
+                journal.append(bytes(200), 200)
+        journal.append(b"short", 5)
+    assert not journal.worn and journal.next_seq == Journal(region).next_seq == 9

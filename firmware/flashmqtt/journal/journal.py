@@ -633,6 +633,7 @@ class Journal:
             self._busy = 0
         except Exception:
             self._busy = 0
+            raw_fill(self._out, _PAGE, 0xFF, 0)  # without memory to call `_program`, a record is left in it
             raise
         except BaseException:  # Ctrl-C: a record, or a whole sector, may be on flash that is not known here
             self.worn = True
