@@ -128,7 +128,7 @@ def put_ack(
     if level == 5 and (code or properties):
         return put_reason(buf, pos, head, packet_id, code, properties)
     if pos + 4 > len(buf):
-        raise BufferTooSmall("%d bytes, room for %d" % (4, len(buf) - pos))
+        _put_start(buf, pos, head, 2)  # raises BufferTooSmall; the usual case takes no call
     buf[pos] = head
     buf[pos + 1] = 2
     buf[pos + 2] = packet_id >> 8

@@ -31,17 +31,6 @@ _IN_HEADER = const(40)
 _IN_LIST = const(58)
 
 
-def _end_of(length: int, at: int) -> int:
-    """Return where a message would end that begins at an offset, or on the next page."""
-    while length > 0:
-        n = min(length, _BODY_MAX)
-        if (at & 255) + _RECORD + n > _PAGE:
-            at = (at | 255) + 1
-        at += (_RECORD + 3 + n) & -4
-        length -= n
-    return at
-
-
 class Held:
     """The places of the held messages, oldest first."""
 
@@ -64,6 +53,13 @@ class Held:
         self._begun_piece = bytearray(0)
         self._begun_fill = 0
 
+    def _end_of(self, length: int, at: int) -> "Any":
+        """Return where a message would end that begins at an offset, or on the next page."""
+        while length > 0:
+            at = self._journal._put(-1, at, 0, 0, 0, b"", 0, min(length, _BODY_MAX))
+            length -= _BODY_MAX
+        return at
+
     def _find(self, key: int) -> "Any":
         for i in range(self.count):
             if self._keys[i] == key:
@@ -72,7 +68,10 @@ class Held:
 
     def keys(self) -> "Any":
         """Return the keys of the complete messages."""
-        return [self._keys[i] for i in range(self.count) if self._keys[i] != self._begun]
+        keys = list(self._keys[: self.count])
+        if self._begun in keys:
+            keys.remove(self._begun)
+        return keys
 
     def held_length(self, key: int) -> "Any":
         """Return a message's length, 0 if it is not held."""
@@ -94,7 +93,7 @@ class Held:
         journal = self._journal
         size = journal._sector_bytes
         spoiled = journal._spoiled
-        end = _end_of(length, _end_of(2 * self.unwritten, journal._end))  # after the record of unwritten discards
+        end = self._end_of(length, self._end_of(2 * self.unwritten, journal._end))  # after unwritten discards
         # A sector's held messages must fit into a new one, after header and lists.
         if end > size - (4 * _PAGE if size >= 4096 else _PAGE // 2):
             journal._spoiled = True
@@ -261,7 +260,7 @@ class Held:
             if self._places[i] // self._journal._sector_bytes == sector:
                 if self._keys[i] == self._begun:
                     return self._journal._sector_bytes  # incomplete: it can't be copied yet
-                at = _end_of(self._lengths[i], at)
+                at = self._end_of(self._lengths[i], at)
         return at
 
     def sectors(self, packed: bool) -> int:
@@ -299,13 +298,11 @@ class Held:
         if at + self.list_bytes() + (2 * _RECORD if rotating else _PAGE + _RECORD) > size:
             return False
         for first in range(_IN_HEADER, self.count, _IN_LIST):
-            at = _end_of(4 * min(self.count - first, _IN_LIST), at)
+            at = self._end_of(4 * min(self.count - first, _IN_LIST), at)
         # A list can leave less than the two records need, so that they begin on the next page.
         for n in (0, 0 if rotating else _BODY_MAX):
-            if (at & 255) + n > _BODY_MAX:
-                at = (at | 255) + 1
-            at += _RECORD + n
-        return bool(at <= size)
+            at = self._journal._put(-1, at, 0, 0, 0, b"", 0, n)
+        return at <= size
 
     def put_opening(self, target: "Any") -> int:
         """Write the held messages' part of a new sector, after the place of its header; return where it ends.

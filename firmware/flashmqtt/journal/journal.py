@@ -182,7 +182,7 @@ class Journal:
             from .faults import refuse_length
 
             refuse_length(self, length, buf)
-        if self._pieces is not None and not self._busy:
+        if self._pieces and not self._busy:
             self._pieces.abandon()
         seq = self.next_seq
         try:
@@ -263,7 +263,7 @@ class Journal:
         """
         message = kind == _MESSAGE
         if not message or ident != self._read_seq or offset < self._read_from:
-            self._read_seq = ident if message else 0
+            self._read_seq = message and ident
             self._read_place = first
             self._read_from = self._read_piece = 0
         size = self._sector_bytes
@@ -274,9 +274,7 @@ class Journal:
                 return False
             sector = self._sector
             place = self._record_end
-            if self._kind & _TYPE != kind:
-                continue
-            if (self._seq if message else self._key) != ident:
+            if self._kind & _TYPE != kind or (self._seq if message else self._key) != ident:
                 continue
             if (self._key if message else self._seq) != self._read_piece:
                 return False
@@ -408,7 +406,7 @@ class Journal:
 
     def held(self) -> "list[int]":
         """Return the keys of the held messages, oldest first."""
-        return [] if self._held is None else self._held.keys()
+        return self._held.keys() if self._held else []
 
     # --- durability ---
 
@@ -424,7 +422,7 @@ class Journal:
     def sync(self) -> None:
         """Make marks and discards durable in one write; if there are none, write nothing."""
         held = self._held
-        if held is not None and held.unwritten:
+        if held and held.unwritten:
             held.write_released()
         elif self._unsynced:
             self._write_state(0)
@@ -470,15 +468,15 @@ class Journal:
         tail = self._tail
         chain = self._chain
         held = self._held
-        if held is not None:
+        if held:
             held.carried = 0
         while tail != self._head and self._first[self._after[tail]] <= floor:
-            if held is not None and held.needs(tail, carry):
+            if held and held.needs(tail, carry):
                 break
             tail = self._after[tail]
             chain -= 1
         self._new_tail = tail
-        self._keep_head = self._head_top > floor or (held is not None and held.in_head and held.count > 0)
+        self._keep_head = self._head_top > floor or (held and held.in_head and held.count)
         return chain if self._keep_head else chain - 1
 
     # --- reading ---
@@ -681,7 +679,7 @@ class Journal:
             if mask != 255:
                 end = (i + n + mask) & ~mask
                 out = self._views.get(end)
-                if out is None:
+                if not out:
                     out = self._views[end] = memoryview(self._out)[:end]
             self.region.program(sector * self._sector_bytes + at - i, out, again)
         finally:
@@ -767,16 +765,16 @@ class Journal:
             self._spoiled = True
             try:
                 end = self._put_records = 0
-                if held is not None:
+                if held:
                     end = held.put_opening(target)
-                if recovery is not None:
+                if recovery:
                     end = recovery.put_opening(self, target, end)
                 at = self._stage_header(target, tail, prev)
                 self._program(target, 0, at)
                 at = max(at, end)
                 copies = self._put_records
                 if copies:  # say how many they are, before a record that makes the sector count without all of them
-                    at = self._put(target, at, _STATE, copies, self.next_seq if recovery is None else seq, buf, 0, 0)
+                    at = self._put(target, at, _STATE, copies, seq if recovery else self.next_seq, buf, 0, 0)
                 end = self._put(target, at, kind, key, seq, buf, start, n)
                 break
             except FlashFailed:
@@ -808,14 +806,14 @@ class Journal:
         self._head_top = 0
         self._spoiled = False
         self.worn = usable < 4
-        if held is not None:
+        if held:
             held.opened()
         return end - (_RECORD + 3 + n & -4)
 
     def _stage_header(self, sector: int, tail: int, prev: int) -> int:
         """Write a sector's header into `_out`; return its length."""
         out = self._out
-        held = 0 if self._held is None else self._held.put_places(out)
+        held = self._held.put_places(out) if self._held else 0
         chained = prev != _NONE
         pack_into(
             _HEADER_FIELDS,

@@ -107,7 +107,7 @@ def mount(j: "Any", region: "Any", policy: int, wipe: bool, feed: "Callable[[], 
     j._held = None  # `held.Held`, from the first held message on
     # Set later: `_head`, `_tail`, `_end`; `_page_at`; `_cursor_sector` and `_cursor_at`, where the search for the next body
     # begins; and `_skipped`, the type of damaged bytes that were skipped before a whole record, 0 for none.
-    if feed is not None:
+    if feed:
         from flashmqtt.flash.fed import FedRegion
 
         j.region = FedRegion(region, feed)
@@ -167,8 +167,7 @@ class Recovery:
             if is_blank(page, 0, _HEADER):
                 continue
             magic, own, complement, shift, _, seq = unpack_from("<4s4BI", page)
-            first = unpack_from("<I", page, 24)[0]
-            sectors, tail, before, _, before_seq = unpack_from("<4HI", page, 48)
+            first, _, _, _, _, _, sectors, tail, before, _, before_seq = unpack_from("<6I4HI", page, 24)
             self._shown[sector] = seq
             if magic != MAGIC:
                 continue
@@ -388,7 +387,9 @@ class Recovery:
                     keys = unpack_from("<%dH" % (n >> 1), page, body)
                     if begun in keys:
                         begun = 0
-                    self._places = [held for held in self._places if held[0] not in keys]
+                    for held in list(self._places):
+                        if held[0] in keys:
+                            self._places.remove(held)
                 elif kind == _NOTE and n == 12:
                     copy(j.note, 0, page, body, 12)
                 elif head and n == 8:

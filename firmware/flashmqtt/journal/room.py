@@ -34,7 +34,7 @@ def may_drop_for(journal: "Any", length: int) -> bool:
         return False
     held = journal._held
     # Outgoing messages between held ones may make carrying take one sector more.
-    stays = 0 if held is None else min(held.sectors(False), held.sectors(True) + 1)
+    stays = min(held.sectors(False), held.sectors(True) + 1) if held else 0
     sectors = length // _BODY_MAX // (journal._sector_bytes // _PAGE - 1) + 1
     return not stays or journal._chain + journal._free - stays - 1 - sectors >= journal._reserve
 
@@ -53,7 +53,7 @@ def has_room(journal: "Any", length: int, need: int, leave: bool) -> bool:
         return True
     sectors = journal._chain + journal._free - journal._chain_from(need > _FOR_HELD) - need
     keep = journal._keep_head
-    if journal._held is not None:
+    if journal._held:
         pieces += (journal._held.carried + 255) // _PAGE
     if sectors - (0 if keep else 1) >= (pieces - in_head + pages - 1) // pages:
         return True
@@ -86,7 +86,7 @@ def make_room(journal: "Any", need: int, message: bool) -> None:
     end = journal._first[after] if tail != journal._head else journal.next_seq
     # Drops help if there is room when only held messages, and a message begun in pieces, are left.
     stays = 1 if journal._continued else 0
-    if held is not None:
+    if held:
         stays += held.sectors(True)
     may_drop = journal.policy == DROP_OLDEST and usable - stays - 1 >= need
     if (
