@@ -409,8 +409,10 @@ class Connection:
             return self._restart()
         if not present:
             session.lost()
-        session.write_note(self.client_id, self.broker)
-        self._purge = False  # the old session is discarded
+        # A clean session of levels 3 and 4 ends with its connection. Level 3 must not take the next one for this one.
+        ends = self.clean and level != _LEVEL_5
+        session.write_note(self.client_id, b"" if ends else self.broker)
+        self._purge = ends and level == 3
         if clean and not self.clean and level != _LEVEL_5:
             return self._restart()  # the next connection is the one to use
         self.session_present = present

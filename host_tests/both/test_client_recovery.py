@@ -621,3 +621,41 @@ def test_session_is_resumed_after_a_failed_attempt_at_another_level():
         mqtt = client(broker, store=store)
         assert mqtt.connect() is True and broker.connects == before + 1
         mqtt.disconnect()
+
+
+class Forgetful(Loopback):
+    """Answers the first PUBREL with the end of the connection."""
+
+    def take(self, one):
+        if one[0] >> 4 == 6 and len(self.of(6)) < 1:
+            self.packets.append(one)
+            self.drop()
+        else:
+            super().take(one)
+
+
+@pytest.mark.req("Q8", "W10")
+@pytest.mark.parametrize("level,restarts", [(3, True), (3, False), (4, True), (4, False)])
+def test_session_that_ended_with_a_clean_connection_is_not_resumed(level, restarts):
+    broker = Forgetful()
+    store = CutStore()
+    mqtt = client(broker, store=store, level=level, clean=True, backoff=Backoff(base_ms=60000, cap_ms=60000))
+    mqtt.connect()
+    handle = mqtt.publish("a", "once", 2)
+    poll_until(mqtt, lambda: not mqtt.connected)
+    mqtt.disconnect()
+    if restarts:
+        mqtt = client(broker, store=store, level=level)
+    mqtt.connection.clean = False
+    doubtful = []
+    mqtt.on_in_doubt = doubtful.append
+    mqtt.connect()
+    poll_until(mqtt, lambda: not mqtt.pending)
+    assert doubtful == [handle]
+    assert len(broker.of(3)) == 2  # the broker discarded the first one with its session
+    before = broker.connects
+    mqtt.disconnect()
+    mqtt.connect()
+    assert broker.connects == before + 1 and not broker.of(1)[-1][9 if level == 4 else 11] & 2
+    mqtt.disconnect()
+    broker.close()

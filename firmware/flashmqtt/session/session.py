@@ -253,7 +253,7 @@ class Session:
 
     # --- the note: level, backoff step | doubt << 7, a suspect's failed trials and sequence & 255 (FF: no suspect), CRC of the
     # client id, CRC of the broker's address (both inverted: of the last connection at the other level; FF or 0 in both: no broker
-    # has accepted a connection of this store) ---
+    # has accepted a connection of this store; 0 in the second: its session ended with the connection) ---
 
     def has_note(self, client_id: "Any", broker: "Any") -> bool:
         """Return whether the broker's session for this client id is known to have begun with this store."""
