@@ -521,7 +521,8 @@ class _Batch:
         )
         replay = np.zeros(len(order), dtype=bool)
         replay[copy] = self._replayed(order[copy])
-        counts = [new, np.where(new, self.records_of[self.place[order]], 0), copy & ~replay, replay, reordered, returned]
+        readings = np.where(new, self.records_of[self.place[order]], 0)
+        counts = [new, readings, copy & ~replay, replay, reordered, returned]
         up_us = np.rint(pc.fill_null(self.uptime, 0.0).to_numpy() * 1e6).astype(np.int64)
         delayed = new & is_valid(self.uptime)[order]
         base = np.where(delayed, arrival_us - up_us[order], parts.NO_BASE)
