@@ -705,7 +705,12 @@ class Client:
                     link.ended(error, now_ms)
                 else:
                     handled += 1
-                    self._handler_failed(error)
+                    try:
+                        self._handler_failed(error)
+                    except MemoryError as full:  # a call may need memory: the broker sends the message again
+                        session.leave_unacknowledged()
+                        link.fail(full, now_ms)
+                        raise
             if self.errors and timeout_ms is not None:
                 self._raise()
             if handled or not timeout_ms:
@@ -767,14 +772,15 @@ class Client:
         """Call the handlers of the message that has arrived; return False if it has to wait for one."""
         # (Not more than four locals here, and no `try`: a frame over 11 words is allocated on the heap, which takes 25 us.)
         session = self.session
+        self._finished = 0
         if (
             session.waiting
             and (session.waiting.entries or session.waiting.skipping or session.waiting.overflow)
             and session.waiting.must_wait(session.message)
         ):
             session.waiting.add(ticks_ms())
+            self._finished = -1
             return False
-        self._finished = 0
         for entry in session.subscriptions:
             if entry.takes(session.message):
                 result = entry.handler(session.message)

@@ -245,6 +245,45 @@ def test_message_whose_failure_was_interrupted_comes_again(at):
     mqtt.disconnect()
 
 
+@pytest.mark.req("Q3", "Q4", "R4")
+@pytest.mark.parametrize("owner, name", [(WaitingQueue, "add"), (Client, "load_waiting"), (Deferred, "failed_now")])
+@pytest.mark.parametrize("qos", [1, 2])
+def test_message_is_not_acknowledged_without_memory_for_the_call_that_lets_it_wait(owner, name, qos, monkeypatch):
+    """On a board, the call of a large function needs memory."""
+    broker, mqtt = connected()
+    broker.present = 1
+    seen = []
+
+    def handle(message):
+        seen.append(message.payload)
+        if len(seen) == 1:
+            raise ValueError
+
+    def no_memory(*_):
+        monkeypatch.undo()
+        raise MemoryError
+
+    mqtt.on_message = handle
+    mqtt.load_waiting()
+    if name == "add":
+        mqtt.subscribe("b", 1)
+        mqtt.on_message = None
+        broker.give(publish(b"a", b"0", 1, 7))
+        poll_until(mqtt, lambda: mqtt.session.waiting.entries)
+    monkeypatch.setattr(owner, name, no_memory)
+    broker.give(publish(b"a", b"1", qos, 1), *([pubrel(1)] if qos == 2 else []))
+    with pytest.raises((MemoryError, ValueError)):
+        poll_until(mqtt, lambda: False)
+    mqtt.on_error = lambda error, message: None
+    mqtt.on_message = handle
+    poll_until(mqtt, lambda: mqtt.connected)
+    if broker.connects == 2:
+        broker.give(publish(b"a", b"1", 1, 1, dup=1) if qos == 1 else pubrel(1))
+    poll_until(mqtt, lambda: b"1" in seen[1:])
+    poll_until(mqtt, lambda: (puback(1) if qos == 1 else pubcomp(1)) in broker.packets)
+    mqtt.disconnect()
+
+
 @pytest.mark.req("S1", "R4")
 def test_interrupted_publish_does_not_refuse_later_ones():
     count = 0
