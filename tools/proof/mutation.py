@@ -29,7 +29,10 @@ AREAS = {
     ),
     "journal": ("firmware/flashmqtt/journal/*.py", f"{BOTH}journal*.py host_tests/journal/test_*.py"),
     "codec": ("firmware/flashmqtt/codec/*.py", f"{BOTH}codec*.py host_tests/codec {BOTH}long*.py {BOTH}connection.py"),
-    "application": ("firmware/app/*.py firmware/app/sensors/*.py", f"{BOTH}app*.py host_tests/boards/test_*.py"),
+    "application": (
+        "firmware/app/*.py firmware/app/sensors/*.py",
+        f"{BOTH}app*.py host_tests/boards/test_discovery.py host_tests/boards/test_application.py",
+    ),
     "pipeline": (
         "tools/pipeline/ledger.py tools/pipeline/state.py tools/pipeline/placing.py tools/pipeline/lives.py",
         "host_tests/pipeline/test_ledger.py host_tests/pipeline/test_lives.py host_tests/pipeline/test_past.py",
