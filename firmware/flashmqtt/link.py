@@ -93,7 +93,7 @@ class Link:
         self.port = port
         self.backoff = backoff
         self.timeout_ms = timeout_ms
-        self.feed: "Any" = None  # called before long operations: `Client`
+        self.feed: "Any" = None  # before long operations: see `Client`
         self.sock: "Any" = None
         self.polled: "Any" = None  # the socket to poll: with TLS, the plain socket
         self.events = 0  # the events to poll for
@@ -388,7 +388,7 @@ class Link:
             addresses = socket.getaddrinfo(self.host, self.port, 0, socket.SOCK_STREAM)
         if not addresses:
             raise ConnectionLost("no address for %s" % self.host)
-        # (Servers rotate them.)
+        # (Servers may rotate them.)
         family, _, _, _, address = sorted(addresses)[(self.attempts - 1) % len(addresses)]
         if _HOSTED:
             from .hosted import HostedSocket
