@@ -220,9 +220,8 @@ def test_message_whose_report_as_unclaimed_was_interrupted_is_dropped_neverthele
     mqtt.disconnect()
 
 
-@pytest.mark.req("Q1", "R4")
-@pytest.mark.parametrize("at", lines(Deferred.failed_now))
-def test_message_whose_failure_was_interrupted_comes_again(at):
+def failing_once():
+    """Return a broker, a client whose handler fails at its first call, and the list of what the handler gets."""
     broker, mqtt = connected()
     broker.present = 1
     seen = []
@@ -233,8 +232,15 @@ def test_message_whose_failure_was_interrupted_comes_again(at):
             raise ValueError
 
     mqtt.on_message = handle
-    mqtt.on_error = lambda error, message: None
     mqtt.load_waiting()
+    return broker, mqtt, seen
+
+
+@pytest.mark.req("Q1", "R4")
+@pytest.mark.parametrize("at", lines(Deferred.failed_now))
+def test_message_whose_failure_was_interrupted_comes_again(at):
+    broker, mqtt, seen = failing_once()
+    mqtt.on_error = lambda error, message: None
     broker.give(publish(b"a", b"1", 1, 1))
     interrupted(Deferred.failed_now, at, poll_until, mqtt, lambda: seen)
     poll_until(mqtt, lambda: mqtt.connected)
@@ -250,21 +256,13 @@ def test_message_whose_failure_was_interrupted_comes_again(at):
 @pytest.mark.parametrize("qos", [1, 2])
 def test_message_is_not_acknowledged_without_memory_for_the_call_that_lets_it_wait(owner, name, qos, monkeypatch):
     """On a board, the call of a large function needs memory."""
-    broker, mqtt = connected()
-    broker.present = 1
-    seen = []
-
-    def handle(message):
-        seen.append(message.payload)
-        if len(seen) == 1:
-            raise ValueError
+    broker, mqtt, seen = failing_once()
+    handle = mqtt.on_message
 
     def no_memory(*_):
         monkeypatch.undo()
         raise MemoryError
 
-    mqtt.on_message = handle
-    mqtt.load_waiting()
     if name == "add":
         mqtt.subscribe("b", 1)
         mqtt.on_message = None
