@@ -662,24 +662,16 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         add("--port", default="auto", help="the serial port; auto: the only connected board")
         if act is deploy:
             add("--board", choices=("auto", *build.BOARDS), default="auto", help="auto: ask the board")
+            add("--board-file", type=existing_file, help="your own board.py (boards/README.md)")
             add("--config", type=Path, default=ROOT, help="the folder with config.toml")
+            add("--plain", action="store_true", help="keep all names and modules: tracebacks have line numbers")
             add("--dry-run", action="store_true", help="only show what would be done")
             waits = "seconds to wait for the first delivery; default: %(default)s"
             add("--timeout", type=number(float, 0.1), default=DELIVERY_S, help=waits)
         if act is monitor:
+            add("--board-file", type=existing_file, help="the --board-file of the deployment, for tracebacks")
+            add("--plain", action="store_true", help="the deployment was --plain")
             add("--timeout", type=number(float, 0.1), default=0, help="seconds until it ends; default: until Ctrl-C")
-        if act in (deploy, monitor):
-            deploys = act is deploy
-            text = (
-                "your own board.py (boards/README.md)"
-                if deploys
-                else "the --board-file of the deployment, for tracebacks"
-            )
-            add("--board-file", type=existing_file, help=text)
-            text = (
-                "keep all names and modules: tracebacks have line numbers" if deploys else "the deployment was --plain"
-            )
-            add("--plain", action="store_true", help=text)
         if act in (deploy, wipe):
             add("--yes", action="store_true", help="answer yes to every question")
         if act is backup:

@@ -344,7 +344,7 @@ class _Batch:
         begins = intervals.begins(device)
         arrival = self.arrival_us[position[at]]
         latest = np.maximum(arrival, state.fronts[0][device])
-        newest = arrival == latest
+        newest = arrival == latest  # all of them, if times of arrival only rise, as usual
         if not ((latest[1:] >= latest[:-1]) | begins[1:]).all():
             # Ranks, increased from device to device, so that a maximum from the left stays in its device.
             rank = np.unique(latest, return_inverse=True)[1] + np.cumsum(begins) * len(latest)
