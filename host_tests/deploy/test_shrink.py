@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.deploy import build
+from tools.deploy import build, trace
 from tools.deploy.shrink import Shrunk, Unjoined
 from tools.deploy.shrink import shrink as shrunk
 from tools.deploy.trace import explained
@@ -591,9 +591,8 @@ def test_traceback_of_a_board_with_its_own_board_file_has_the_functions_of_its_o
     board_file = tmp_path / "my board.py"
     text = (ROOT / "boards" / "README.md").read_text()
     board_file.write_text(text.partition("```python\n")[2].partition("```")[0])
-    files = build.sources("pico_w", board_file=board_file)
-    modules = {build.module_name(path): file.read_text() for path, file in files.items() if path.endswith(".mpy")}
-    packed, usual = build.shrunk(modules), program("pico_w").names
+    modules, packed = trace.program(board_file)
+    usual = trace.program(None)[1].names
     moved = [
         (host, name)
         for host, members in packed.members.items()

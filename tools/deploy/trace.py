@@ -21,7 +21,7 @@ _PLACE = re.compile(r'File "([\w.]+)", line \d+, in (\S+)')
 
 
 @functools.cache
-def _program(board_file: Path | None):
+def program(board_file: Path | None):
     """Return a Pico W's modules and the same ones shrunk: without a `board_file`, few names of other boards differ."""
     files = build.sources("pico_w", board_file=board_file)
     paths = {build.module_name(path): file for path, file in files.items() if path.endswith(".mpy")}
@@ -49,7 +49,7 @@ def explained(line: str, board_file: Path | None = None) -> str:
     """
 
     def place(found: re.Match[str]) -> str:
-        texts, shrunk = _program(board_file)
+        texts, shrunk = program(board_file)
         functions = [
             f'File "{module}", in {function}'
             for module in shrunk.members.get(found[1], ())
