@@ -990,32 +990,3 @@ def test_iterating_task_waits_after_there_was_no_memory_for_an_event():
         run(case)
     finally:
         asyncio.Event = real
-
-
-@pytest.mark.req("W11")
-def test_a_program_that_ends_without_disconnect_ends_at_whatever_moment_it_does():
-    """`asyncio.run` cancels all tasks once. The client's task must not lose that while its socket becomes ready."""
-    if sys.implementation.name == "micropython":
-        pytest.skip("MicroPython's asyncio.run cancels no task")
-
-    async def case(broker, turns):
-        mqtt = client(broker)
-        before = asyncio.all_tasks()
-        await mqtt.connect()
-        for _ in range(10):
-            broker()
-            await asyncio.sleep(0)
-        broker.give(publish(b"a", b"x"))
-        broker()
-        for _ in range(turns):
-            await asyncio.sleep(0)
-        tasks = asyncio.all_tasks() - before
-        assert tasks
-        for task in tasks:
-            task.cancel()
-        pending = (await asyncio.wait(tasks, timeout=1))[1]
-        await mqtt.disconnect()
-        assert not pending
-
-    for turns in range(8):
-        run(lambda broker, turns=turns: case(broker, turns))
