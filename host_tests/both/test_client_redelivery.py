@@ -125,6 +125,28 @@ def test_message_that_is_done_is_forgotten_once_the_broker_has_sent_all_others_a
     mqtt.disconnect()
 
 
+@pytest.mark.req("Q3", "Q8")
+@pytest.mark.parametrize("done", [False, True])
+def test_equal_message_with_the_packet_id_of_one_from_before_the_broker_lost_its_session_is_handed_over(done):
+    broker, mqtt = connected()
+    seen = []
+    broker.give(publish(b"a", b"on", 1, 1))
+    turn(broker, mqtt)
+    broker.present = 0
+    broker.drop()
+    poll_until(mqtt, lambda: broker.connects == 2 and mqtt.connected)
+    if done:
+        mqtt.on_message = lambda m: seen.append(m.payload)
+        poll_until(mqtt, lambda: seen)
+    reconnect(broker, mqtt)
+    broker.give(publish(b"a", b"on", 1, 1, dup=1))  # it got lost with the last connection
+    turn(broker, mqtt)
+    mqtt.on_message = lambda m: seen.append(m.payload)
+    poll_until(mqtt, lambda: acknowledged(broker))
+    assert seen == [b"on", b"on"]
+    mqtt.disconnect()
+
+
 @pytest.mark.req("Q3", "R4")
 @pytest.mark.clause("MQTT-4.6.0-2", "5:MQTT-4.6.0-2")
 def test_no_message_is_acknowledged_after_one_for_which_there_was_no_room():

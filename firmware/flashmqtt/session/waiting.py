@@ -565,6 +565,9 @@ class WaitingQueue:
         """The broker accepted a connection; lost: it lost the session, and sends no message again."""
         if lost:
             self.entries = [entry for entry in self.entries if entry.state != DONE]
+            for entry in self.entries:
+                if entry.kind == 1:
+                    entry.packet_id = 0  # the broker uses its id anew: no later message is its duplicate
 
     def clear(self) -> None:
         """The program disconnects: remove the waiting messages, which the broker or the store still has.
