@@ -17,6 +17,7 @@ are sent again with every connection, so they need no storing: they are publishe
 It knows the board only through the contract in `boards/board.pyi`.
 """
 
+import gc
 import sys
 
 import app
@@ -178,7 +179,11 @@ class Application:
                 record["u"] = sensor.unit
             return record
         except (Exception, SystemExit) as error:  # a driver may raise anything
-            print("sensor:", sensor.name, type(error).__name__, str(error)[:_ERROR_CHARACTERS])
+            gc.enable()  # it may have interrupted a driver that had disabled the collector
+            try:
+                print("sensor:", sensor.name, type(error).__name__, str(error)[:_ERROR_CHARACTERS])
+            except Exception as another:  # by the name, or by the error's text
+                print("sensor:", type(error).__name__, type(another).__name__)
             return None
 
     def beginning(self):
@@ -428,22 +433,24 @@ class Application:
         from .discovery import sensor_message
 
         sensor = sensors[self._greeting]
-        topic, payload = sensor_message(
-            config["discovery"],
-            self.device,
-            self.board.MODEL,
-            __version__,
-            (self.topic if config["sleep_s"] or getattr(sensor, "qos", 1) else self.live) + "readings",  # see `wake`
-            self.live + "status",
-            sensor.name,
-            sensor.unit,
-            expire_s=3 * config["sleep_s"],
-        )
         self._greeting += 1
+        live = not config["sleep_s"] and not getattr(sensor, "qos", 1)  # see `wake`
         try:
+            topic, payload = sensor_message(
+                config["discovery"],
+                self.device,
+                self.board.MODEL,
+                __version__,
+                (self.live if live else self.topic) + "readings",
+                self.live + "status",
+                sensor.name,
+                sensor.unit,
+                expire_s=3 * config["sleep_s"],
+            )
             self.client.publish(topic, payload, qos=0, retain=True)
-        except UsageError as error:  # too long for the buffer, or `discovery` is not part of a topic
-            print("sensor: not announced:", sensor.name, error)
+        # Too long for the buffer; `discovery` is not part of a topic; or the sensor has lost its name or unit.
+        except (UsageError, AttributeError) as error:
+            print("sensor: not announced:", getattr(sensor, "name", None), error)
 
     def _tell_health(self):
         from .health import records

@@ -1,6 +1,7 @@
 """The application under faults: its flash wears out, or it receives a command that is too long."""
 
 import builtins
+import gc
 import sys
 from json import loads
 
@@ -210,6 +211,53 @@ def test_sensor_that_ends_the_program_or_breaks_itself_costs_one_line_and_does_n
     broker.close()
 
 
+class Unspeakable(Exception):
+    def __str__(self):
+        raise ValueError
+
+
+class Nameless:
+    """A sensor that loses its name."""
+
+    name = "odd"
+    unit = ""
+
+    def read(self):
+        del Nameless.name
+        return 1
+
+
+@pytest.mark.parametrize(
+    ("sensor", "words"),
+    [(Odd("odd", Unspeakable()), "Unspeakable ValueError"), (Nameless(), "AttributeError AttributeError")],
+)
+@pytest.mark.req("B4")
+def test_sensor_whose_error_can_not_be_printed_costs_one_line_and_does_not_stop_the_others(sensor, words):
+    application, broker = _with([sensor, Odd("a", 3)])
+    records, lines = printed(lambda: application.sample(application.groups[0]))
+    assert (records, lines) == ([{"n": "a", "v": 3}], ["sensor: " + words])
+    broker.close()
+
+
+class Timed:
+    """A sensor whose driver needs exact times, and fails meanwhile."""
+
+    name = "odd"
+    unit = ""
+
+    def read(self):
+        gc.disable()
+        raise OSError(110)
+
+
+@pytest.mark.req("B4")
+def test_memory_is_collected_again_after_a_sensor_that_failed_while_that_was_disabled():
+    application, broker = _with([Timed()])
+    printed(lambda: application.sample(application.groups[0]))
+    assert gc.isenabled()
+    broker.close()
+
+
 @pytest.mark.parametrize(
     "error",
     [ValueError("pin"), OSError(5), TypeError("pin"), Exception("no chip"), RuntimeError("x"), SystemExit("no chip")],
@@ -313,6 +361,25 @@ def test_sensor_with_a_name_that_senml_forbids_is_named_and_does_not_stop_the_ot
     assert len(lines) == 1 and lines[0].startswith("sensor: left out: %r" % name)
     assert application.sample(application.groups[0]) == [{"n": "a-b:c.d/e_F9", "v": 3}]
     broker.close()
+
+
+@pytest.mark.req("B4")
+def test_sensor_that_loses_its_name_does_not_stop_discovery_of_the_others():
+    sensor = Odd("odd", 4)
+    (application, broker), _ = printed(
+        lambda: _with([sensor, Odd("a", 3)], discovery="homeassistant", health_s=0, watchdog_s=8)
+    )
+    del sensor.name
+
+    def turns():
+        begin = ticks_ms()
+        while not any(b"/a/config" in one for one in broker.of(3)):
+            assert ticks_diff(ticks_ms(), begin) < 30000, "not announced"
+            application.turn(20)
+
+    _, lines = printed(turns)
+    assert len([line for line in lines if line.startswith("sensor: not announced: None ")]) == 1
+    application.client.link.stop()
 
 
 @pytest.mark.parametrize("length", [64, 65, 200, 700])
