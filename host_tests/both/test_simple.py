@@ -5,6 +5,7 @@ import pytest
 from flashmqtt import robust, simple
 from flashmqtt.backoff import Backoff
 from flashmqtt.compat import ticks_diff, ticks_ms
+from flashmqtt.errors import UsageError
 from loopback import Loopback
 from wire import packet, publish
 
@@ -298,6 +299,20 @@ def test_user_password_and_will_may_be_set_before_connect():
     mqtt.set_last_will("me/status", "off", qos=1)
     mqtt.connect()
     assert broker.of(1)[1].endswith(b"\x00\x09me/status\x00\x03off")
+    mqtt.disconnect()
+
+
+@pytest.mark.req("W10", "R6")
+@pytest.mark.parametrize("keepalive", [None, "60", 7.5, -1, 65536])
+def test_keepalive_that_becomes_invalid_is_refused_by_name(keepalive):
+    _, mqtt = connected()
+    mqtt.disconnect()
+    mqtt.keepalive = keepalive
+    with pytest.raises(UsageError) as refused:
+        mqtt.connect()
+    assert str(refused.value) == "keep_alive_s %r: 0 to 65535" % (keepalive,)
+    mqtt.keepalive = 60
+    assert mqtt.connect() == 0
     mqtt.disconnect()
 
 

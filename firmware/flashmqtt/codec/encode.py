@@ -193,7 +193,7 @@ def put_connect(
             raise UsageError("no client_id: give one, or set clean")
     elif level != 5:
         raise outside("level", level, 3, 5)
-    if not 0 <= keep_alive_s < 65536:
+    if not isinstance(keep_alive_s, int) or not 0 <= keep_alive_s < 65536:
         raise outside("keep_alive_s", keep_alive_s, 0, 65535)
     # Without a will, the will's bits stay 0: [MQTT-3.1.2-11] [MQTT-3.1.2-13] [MQTT-3.1.2-15]; 5: [MQTT-3.1.2-11] [MQTT-3.1.2-13]
     if will_topic is not None:
