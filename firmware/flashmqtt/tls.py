@@ -67,13 +67,14 @@ def explained(error: "Exception") -> "Exception":
     text = " ".join(str(error).split())
     # OpenSSL has sentences, mbedTLS names or only a number: -0x7200, no TLS record; -0x7280, the end of the stream; -0x7780, a
     # fatal alert; -0x2700, not verified.
-    if "29184" in text or "29312" in text or "INVALID_RECORD" in text or "EOF" in text or "WRONG_VERSION" in text:
+    # 104: some brokers reset a connection whose first packet is no CONNECT.
+    if _has(text, "29184 29312 INVALID_RECORD EOF WRONG_VERSION 104]"):
         return ConnectionLost("no TLS handshake: does the broker speak TLS on this port? (%s)" % text)
-    if "ALERT" in text or "alert" in text or "30592" in text:
+    if _has(text, "ALERT alert 30592"):
         text = "the broker refused the handshake: does it want a client certificate, or not trust ours? (%s)" % text
         return CertificateRefused(text)
-    dates = "expired" in text or "EXPIRED" in text or "not yet valid" in text or "FUTURE" in text or "validity" in text
-    if not dates and "CERT" not in text and "X509" not in text and "certificate" not in text and "9984" not in text:
+    dates = _has(text, "expired EXPIRED yet FUTURE validity")
+    if not dates and not _has(text, "CERT X509 certificate 9984"):
         return error
     from time import localtime
 
@@ -85,3 +86,10 @@ def explained(error: "Exception") -> "Exception":
     else:
         text = "was refused: " + text
     return CertificateRefused("the broker's certificate " + text)
+
+
+def _has(text: str, words: str) -> bool:
+    for word in words.split():
+        if word in text:
+            return True
+    return False

@@ -390,6 +390,7 @@ def test_error_in_handshake_suggests_a_port_without_tls():
     for error in (
         OSError(-29312, "MBEDTLS_ERR_SSL_CONN_EOF"),
         OSError(-29184),
+        OSError(104, "ECONNRESET"),
         OSError("[SSL: WRONG_VERSION_NUMBER] wrong version number"),
         OSError("EOF occurred in violation of protocol (_ssl.c:2427)"),
     ):
@@ -423,7 +424,7 @@ def test_certificate_error_names_an_unset_clock(monkeypatch):
     monkeypatch.setattr("time.localtime", lambda: (2000, 1, 1))
     assert "clock is not set (year 2000)" in str(tls.explained(refused))
     assert "clock" in str(tls.explained(OSError(-9984, "MBEDTLS_ERR_X509_CERT_VERIFY_FAILED")))
-    broken = OSError(104, "reset")
+    broken = OSError(110, "ETIMEDOUT")
     assert tls.explained(broken) is broken
 
 
