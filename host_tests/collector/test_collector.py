@@ -139,9 +139,8 @@ def in_a_loop(test):
 async def collecting(tmp_path, client_id="c", **more):
     """Run a collector beside a broker of the test's own; at the end it is stopped, and seals its rows."""
     broker = await ScriptedBroker().start()
-    settings = Settings(
-        "127.0.0.1", broker.port, client_id, tmp_path, segment_seconds=3600, longest_pause_s=0.05, **more
-    )
+    more = {"segment_seconds": 3600, "longest_pause_s": 0.05, **more}
+    settings = Settings("127.0.0.1", broker.port, client_id, tmp_path, **more)
     collector = Collector(settings, Health("c", quiet=True))
     running = collector.task = asyncio.create_task(collector.run())
     try:
@@ -472,6 +471,18 @@ async def test_log_is_sealed_after_its_row_limit_while_collecting(tmp_path, seal
 
 
 @pytest.mark.req("P1")
+@pytest.mark.parametrize("longest_pause_s", [0.05, 86_400])
+@in_a_loop
+async def test_log_is_sealed_at_its_age_while_the_broker_is_away(tmp_path, longest_pause_s):
+    async with collecting(tmp_path, segment_seconds=0.1, longest_pause_s=longest_pause_s) as (broker, _):
+        await broker.accept()
+        await broker.exchange(publish(b"1", 1, 1), ack(PUBACK, 1))
+        await broker.close()
+        await until_async(lambda: find_segments(tmp_path))
+    assert payloads(tmp_path) == [b"1"]
+
+
+@pytest.mark.req("P1")
 @in_a_loop
 async def test_connection_ends_when_acknowledgements_stay_unread_past_the_deadline(tmp_path, monkeypatch):
     monkeypatch.setattr(collector_module, "WRITE_DEADLINE_S", 0.3)
@@ -710,6 +721,17 @@ async def test_oversize_message_lands_as_topic_length_and_digest(tmp_path, qos, 
     assert (first["topic"], first["qos"], second["payload"]) == (TOPIC.decode(), qos, b"behind")
     assert first["properties"] == (properties[1:] or None)
     assert json.loads(first["payload"]) == description(payload)
+
+
+@in_a_loop
+async def test_oversize_messages_topic_gives_one_line_in_the_log(tmp_path, capsys):
+    async with collecting(tmp_path, **OVERSIZE) as (broker, collector):
+        collector.health = Health("c")
+        await broker.accept()
+        broker.send(long_publish(b"x" * 300_000, 1, 7, topic=b"a\nc: stopped\x1b[2J/b"))
+        assert await broker.packet() == ack(PUBACK, 7)
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "stopped" in line]
+    assert "a message of 300000 bytes on 'a\\nc: stopped\\x1b[2J/b'" in line
 
 
 @pytest.mark.req("P1")

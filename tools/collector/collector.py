@@ -281,7 +281,11 @@ class Collector:
             if reason != reported:
                 reported = reason
                 self.health.log(f"{reason}; trying again")
-            await self._sleep(backoff.next_delay_ms(int((time.monotonic() - started) * 1000)) / 1000)
+            pause_s = backoff.next_delay_ms(int((time.monotonic() - started) * 1000)) / 1000
+            resume = time.monotonic() + pause_s
+            while not self._stopping and (left_s := resume - time.monotonic()) > 0:
+                self._check_segment()
+                await self._sleep(min(left_s, LONGEST_WAIT_S))
 
     def _broker_name(self) -> str:
         return f"the broker at {self.settings.host}:{self.settings.port}"
@@ -324,7 +328,8 @@ class Collector:
                 with contextlib.suppress(OSError, errors.FlashMqttError):
                     await self._write(sock)
                 return
-            self._check_limits()
+            self._check_segment()
+            self._check_drain()
             wait_s = min(connection.check(ticks_ms()) / 1000, LONGEST_WAIT_S)
             if self.inbound.wants_turn:
                 await self._process_all(sock)
@@ -426,7 +431,7 @@ class Collector:
         self.health.oversize.inc()
         outcome = "dropped" if self.settings.drop_oversize else "its length and digest land in its place"
         self.health.log(
-            f"a message of {length} bytes on '{topic}' is longer than --packet-bytes {self.settings.packet_bytes}: {outcome}"
+            f"a message of {length} bytes on {topic!r} is longer than --packet-bytes {self.settings.packet_bytes}: {outcome}"
         )
 
     def _subscribed(self) -> None:
@@ -507,7 +512,8 @@ class Collector:
 
     # --- limits -------------------------------------------------------------------------------------------------
 
-    def _check_limits(self) -> None:
+    def _check_segment(self) -> None:
+        """Close the log if it is full or old enough, also while there is no connection."""
         store, settings = self.store, self.settings
         if store.rows and (
             store.rows >= settings.segment_rows
@@ -520,9 +526,12 @@ class Collector:
         self.health.free_bytes.set(store.free_bytes())
         if self.sealer.failed:
             raise self.sealer.failed
-        if settings.drain_s is not None and self.connects:
+
+    def _check_drain(self) -> None:
+        drain_s = self.settings.drain_s
+        if drain_s is not None and self.connects:
             quiet_s = time.monotonic() - self._last_message
-            if quiet_s > settings.drain_s * (HELD_DRAIN_FACTOR if store.held_count else 1):
+            if quiet_s > drain_s * (HELD_DRAIN_FACTOR if self.store.held_count else 1):
                 self._stopping = True
 
     def _rotate(self) -> None:
