@@ -64,12 +64,6 @@ DROP_NEWEST = 2
 MAGIC = b"fmqj"
 
 
-def header_end(page: "bytearray") -> int:
-    """Return where the header in a page ends; 0 if it is not whole."""
-    end = _HEADER - 4 + 4 * (page[7] & 63)
-    return end + 4 if end < _PAGE and raw_crc32(page, 0, end, 0, end, 0) else 0
-
-
 # Recovery runs once per boot. As .mpy, the module is loaded for the mount and removed from memory after it. From source, it is
 # loaded here, because compiling it later would take more memory than keeping it.
 _COMPILED = __file__.endswith(".mpy")
@@ -95,7 +89,7 @@ class Journal:
         worn: whether too few sectors work to store more messages; or Ctrl-C interrupted a write, and it stores again after the
             next mount.
         stored: how many messages were ever stored. waiting: how many of them are not finished.
-        wear: how often the newest sector was erased; all sectors are used in turn, so the others have a similar number.
+        wear: how often each sector was erased, as all are used in turn: how often the ring began again with its first sector.
         note: the session's 12 bytes, FF if none were written.
         on_drop: None, or called with (first, end) before the policy drops the messages first to end - 1; it may mark some.
 
@@ -118,7 +112,7 @@ class Journal:
         _views: "dict[int, Any]" = {}
         _unsynced = _unflushed = _spoiled = _keep_head = False
         _busy = _written_losses = _sector_bytes = _shift = _chain = _free = _reserve = _continued = 0
-        wear = _head = _head_top = _tail = _prev = _end = _ring_seq = _new_erases = _ahead = _new_tail = 0
+        wear = _head = _head_top = _tail = _prev = _end = _ring_seq = _ahead = _new_tail = 0
         _page_at = _offset_mask = _located = _cursor_sector = _cursor_at = 0
         _sector = _at = _record_end = _length = _kind = _key = _seq = _skipped = 0
         _read_seq = _read_from = _read_place = _read_piece = _put_records = 0
@@ -692,12 +686,6 @@ class Journal:
         for _ in range(n):
             sector = (sector + 1) % n
             if not self._use[sector] and self._ring_seq < _SEQUENCE_LIMIT - 1:
-                # The erase count (below 2^24) is in the old header; without a whole header, assume the count of the head.
-                self._load(sector * self._sector_bytes)
-                page = self._page
-                self._new_erases = self.wear
-                if header_end(page):
-                    self._new_erases = 1 + (page[44] | page[45] << 8 | page[46] << 16)
                 self._page_at = -1
                 try:
                     self.region.erase(sector)
@@ -760,6 +748,7 @@ class Journal:
                 prev = _NONE
             self._ring_seq += 1
             self._seqs[target] = self._ring_seq
+            turn = target <= old
             self._ahead = -1
             # If this opening fails, its sector may count all the same. Then later records in the head would be void.
             self._spoiled = True
@@ -769,7 +758,7 @@ class Journal:
                     end = held.put_opening(target)
                 if recovery:
                     end = recovery.put_opening(self, target, end)
-                at = self._stage_header(target, tail, prev)
+                at = self._stage_header(target, tail, prev, self.wear + turn)
                 self._program(target, 0, at)
                 at = max(at, end)
                 copies = self._put_records
@@ -801,7 +790,7 @@ class Journal:
         self._free = usable - chain - 1
         self._prev = prev
         self._first[target] = self.next_seq + self._continued
-        self.wear = self._new_erases
+        self.wear += turn
         self._written_losses = self.damaged + self.dropped
         self._head_top = 0
         self._spoiled = False
@@ -810,7 +799,7 @@ class Journal:
             held.opened()
         return end - (_RECORD + 3 + n & -4)
 
-    def _stage_header(self, sector: int, tail: int, prev: int) -> int:
+    def _stage_header(self, sector: int, tail: int, prev: int, wear: int) -> int:
         """Write a sector's header into `_out`; return its length."""
         out = self._out
         held = self._held.put_places(out) if self._held else 0
@@ -831,7 +820,7 @@ class Journal:
             self.dropped,
             self.damaged,
             self.boot,
-            self._new_erases,
+            wear,
             self.region.sectors,
             tail,
             prev,

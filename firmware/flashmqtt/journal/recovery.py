@@ -17,7 +17,7 @@ from flashmqtt.compat import TYPE_CHECKING, const
 from flashmqtt.errors import FlashFailed, StoreCorrupt, StoreForeign, StoreWorn, UsageError
 from flashmqtt.fast import copy, is_blank, raw_crc32, raw_fill
 
-from .journal import _COMPILED, DROP_NEWEST, DROP_OLDEST, MAGIC, REFUSE, header_end
+from .journal import _COMPILED, DROP_NEWEST, DROP_OLDEST, MAGIC, REFUSE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -84,7 +84,7 @@ def mount(j: "Any", region: "Any", policy: int, wipe: bool, feed: "Callable[[], 
     j._after = array("H", [_NONE] * n)  # the next sector on the chain
     j._ends = array("H", [0] * n)  # where the sector's records end; the head's: `_end`
     j._prev = _NONE  # the sector before the head on the chain
-    j._ring_seq = j.wear = j._new_erases = 0  # `_new_erases`: of the sector that was erased in advance
+    j._ring_seq = j.wear = 0
     j._chain = j._put_records = 0  # how many sectors; how many records the last opening wrote
     j.hold_limit = 128 if size >= 4096 else 40  # how many held messages an opening can list
     j._reserve = 3 if n > 5 else 2  # free sectors after an outgoing message; the third is for inbound messages
@@ -115,6 +115,12 @@ def mount(j: "Any", region: "Any", policy: int, wipe: bool, feed: "Callable[[], 
     j.region = region
     if _COMPILED:
         del sys.modules[__name__], journal.recovery
+
+
+def header_end(page: "bytearray") -> int:
+    """Return where the header in a page ends; 0 if it is not whole."""
+    end = _HEADER - 4 + 4 * (page[7] & 63)
+    return end + 4 if end < _PAGE and raw_crc32(page, 0, end, 0, end, 0) else 0
 
 
 class Recovery:
@@ -585,7 +591,7 @@ class Recovery:
                 continue
             j._seqs[sector] = j._ring_seq
             try:
-                n = j._stage_header(sector, sector, _NONE)
+                n = j._stage_header(sector, sector, _NONE, 0)
                 j._program(sector, 0, n, True)
                 self._stage(j, n & j._offset_mask, sector, _STATE)
                 j._program(sector, n, _RECORD, True)
@@ -606,7 +612,7 @@ class Recovery:
         """Raise unless the region is blank, or has only the bytes of an interrupted first mount."""
         for sector in range(self._sectors):
             j._seqs[sector] = 1
-            n = first = j._stage_header(sector, sector, _NONE) + _RECORD
+            n = first = j._stage_header(sector, sector, _NONE, 0) + _RECORD
             self._stage(j, n - _RECORD, sector, _STATE)
             for at in range(0, j._sector_bytes, _PAGE):
                 if not self._may_become(j, sector, at, n) or not is_blank(j._page, n, _PAGE):
