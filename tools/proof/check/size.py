@@ -90,15 +90,10 @@ def mpy_bytes() -> dict[str, int]:
     return {build.module_name(path): len(content) for path, content in modules(BOARD).items() if path != "board.mpy"}
 
 
-def lay_out(folder: Path, march: str) -> None:
-    """Write the compiled library and application into a folder."""
-    build.write_files(folder, modules(march))
-
-
 def heap_bytes(interpreter: Path, march: str) -> tuple[dict[str, int], dict[str, list[str]]]:
     """Return program -> heap of its import after the programs before it, and program -> modules that this import loaded."""
     with tempfile.TemporaryDirectory() as scratch:
-        lay_out(Path(scratch), march)
+        build.write_files(Path(scratch), modules(march))
         script = _MEASURE % (scratch, [(name, list(modules)) for name, modules in PROGRAMS.items()])
         printed = ran([interpreter, "-X", "heapsize=2M", "-c", script], ".frozen").stdout
     heap: dict[str, int] = dict.fromkeys(PROGRAMS, 0)
@@ -137,7 +132,7 @@ def programs(interpreter32: Path | None) -> dict[str, dict]:
     found: dict[str, dict] = {}
     with tempfile.TemporaryDirectory() as scratch, Broker(Path(scratch) / "broker", kind="mosquitto") as broker:
         interpreter = interpreter32 or MICROPYTHON
-        lay_out(Path(scratch), "x86" if interpreter32 else "x64")
+        build.write_files(Path(scratch), modules("x86" if interpreter32 else "x64"))
         for name in RUNS:
             loaded = run_program(interpreter, Path(scratch), name, str(broker.port)).split()
             found[name] = {
@@ -161,19 +156,9 @@ del system, base
 """
 
 
-_FROZEN = """
-import asyncio, gc
-gc.collect()
-before = gc.mem_alloc()
-kept = [__import__(name, None, None, ("*",)) for name in %r.split()]
-gc.collect()
-print(gc.mem_alloc() - before - 4 * len(kept))
-"""
-
-
 def frozen_heap(interpreter: Path, names: list[str]) -> int:
     """Return the heap that importing these modules takes in an interpreter that has the library frozen, with the recovery."""
-    return int(ran([interpreter, "-X", "heapsize=2M", "-c", _FROZEN % " ".join(names)], ".frozen").stdout)
+    return int(run_program(interpreter, Path(os.devnull), "heap", *names))  # a folder that has no modules
 
 
 def free_while_running(interpreter: Path, march: str, log: bool = True) -> int:
