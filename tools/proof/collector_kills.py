@@ -2,7 +2,7 @@
 
 A real mosquitto runs on loopback, and a peer publishes at QoS 1 and 2 all the time. The collector is killed with SIGKILL (half
 of the times together with its sealer) and started again. In the end no message may be missing from the segments, and none may be
-there twice, except copies at QoS 1 that are marked as copies. The counts go to build/collector_kills.json.
+there twice, except copies at QoS 1 that are marked as copies.
 
 The collector is the chain's. The loop is its own: `make run` and `make soak` kill a collector that is subscribed and has little
 to do; here kills also come while it starts, under thousands of messages a second, which no virtual boards could publish.
@@ -19,7 +19,6 @@ from pathlib import Path
 
 from tools.broker import Broker
 from tools.command import ended, named, number, parser_of, progress_bar
-from tools.proof import counts
 from tools.proof.chain import Collector
 from tools.proof.faults.peer import Peer
 from tools.proof.soak import judge
@@ -118,9 +117,6 @@ def main(argv: list[str] | None = None) -> int:
             f"QoS {qos}: {outcome.published[qos]} published, {outcome.missing[qos]} missing, "
             f"{outcome.repeated[qos]} more than once" + (f", {outcome.copies} copies marked" if qos == 1 else "")
         )
-    published, missing = sum(outcome.published.values()), sum(outcome.missing.values())
-    counted = {"kills": arguments.kills, "published": published, "missing": missing, "repeated": outcome.repeated[2]}
-    counts.write("collector_kills", counted)
     verdict = "holds" if outcome.holds else "BROKEN"
     print(f"{arguments.kills} kills, {outcome.segments} segments, seed {arguments.seed}: {verdict}")
     return 0 if outcome.holds else 1

@@ -28,7 +28,7 @@ from tools.proof.bench._goals import GOALS, MET, shown
 RESULTS = Path(__file__).parent / "results.json"
 # The areas in the order in which they are measured, the cheap ones first, with the beginnings of their figures' names.
 AREAS = {
-    "proofs": ("powercut.", "faults.", "hostile.", "soak.", "collector_kills.", "brokers."),
+    "proofs": ("powercut.", "faults.", "hostile.", "soak.", "brokers."),
     "size": ("size.",),
     "codec": ("codec.",),
     "journal": ("journal.",),

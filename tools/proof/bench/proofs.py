@@ -1,4 +1,4 @@
-"""The counts of the last long runs: power cuts, link faults, a hostile broker, the collector's kills, the soak.
+"""The counts of the last long runs: power cuts, link faults, a hostile broker, real brokers, the soak.
 
 These runs take minutes to hours, so this area does not repeat them. Each run writes its counts to `build`; this area shows them.
 """
@@ -11,11 +11,10 @@ from tools.proof.bench.figures import Bench
 # For each run, the counts to show, in this order. Counts that are not in its file are left out.
 RUNS = {
     "powercut": "cuts violations adversary_chains",
-    "faults": "cases lost duplicates_qos2 violations",
+    "faults": "cases lost duplicates_qos2",
     "hostile": "cases failing",
     "brokers": "scenarios failed",
-    "collector_kills": "kills published missing repeated",
-    "soak": "minutes boards published power_cuts link_cuts broker_kills collector_kills missing repeated",
+    "soak": "minutes published missing repeated",
 }
 
 
