@@ -131,7 +131,7 @@ def test_expected_error_is_one_line_and_others_are_raised(capsys):
         *("proof.soak --minutes nan", "proof.soak --boards 0", "proof.soak --interval-ms 1"),
         *(f"proof.faults --{words}" for words in ("only nothing", "workers 0", "case foo", "case power/x")),
         "proof.faults --hostile --case 4/mpy/connect/x",
-        *("proof.fuzz --cases 0", "proof.fuzz --cases x", "proof.wakes --wakes 1", "proof.wakes --cuts 2"),
+        *("proof.fuzz --cases 0", "proof.fuzz --cases x", "proof.wakes --wakes 1"),
         *("deploy deploy --board teensy", "deploy monitor --timeout nan", "deploy backup --output /dev/null"),
         *(
             f"proof.powercut --replay {name}"

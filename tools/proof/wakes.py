@@ -85,16 +85,12 @@ def main(argv: list[str] | None = None) -> int:
     parser = parser_of("tools.proof.wakes", __doc__)
     # In the last two there is a network: they give the figures of the wire in any case.
     parser.add_argument("--wakes", type=number(int, 2), default=500)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument(
-        "--cuts", type=number(float, 0, 1), default=0.0, help="share of the wakes in which the power is cut"
-    )
     arguments = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as scratch:
-        stats, landed = asyncio.run(sleep_and_wake(arguments.wakes, Path(scratch), arguments.seed, arguments.cuts))
+        stats, landed = asyncio.run(sleep_and_wake(arguments.wakes, Path(scratch), seed=1))
     missing, repeated = stats.messages - landed.distinct, landed.again[2]
     print(
-        f"{arguments.wakes} wakes, {stats.faults[ABSENCE]} of them without a network, {stats.faults[POWER]} cut off: "
+        f"{arguments.wakes} wakes, {stats.faults[ABSENCE]} of them without a network: "
         f"{stats.messages} messages stored, {missing} missing, {repeated} more than once at QoS 2, "
         f"{landed.again[1]} resent at QoS 1 because their acknowledgement came after the deadline"
     )
