@@ -35,16 +35,7 @@ MicroPython. It knows no journal and no file system.
 
 from array import array
 from binascii import crc32
-
-try:
-    from time import sleep_us  # type: ignore[attr-defined]
-except ImportError:  # CPython
-    from time import sleep
-
-    def sleep_us(us):
-        """Sleep some microseconds."""
-        sleep(us / 1_000_000)
-
+from time import sleep
 
 from flashmqtt.fast import copy, is_blank, raw_fill
 
@@ -489,20 +480,20 @@ class FileNorFlash(NorFlash):
 
     def _open_cells(self):
         try:
-            self._file = _unbuffered(self.path, "r+b")
+            self._file = open(self.path, "r+b", buffering=0)
             self._forgot = True
         except OSError:
             with open(self.path, "wb") as new:
                 for _ in range(self.size_bytes // PAGE_BYTES):
                     new.write(_BLANK_PAGE)
-            self._file = _unbuffered(self.path, "r+b")
+            self._file = open(self.path, "r+b", buffering=0)
         if self._file.seek(0, 2) != self.size_bytes:
             raise ValueError("%s: not %d bytes" % (self.path, self.size_bytes))
         self._intent = None
         self._intent_page = bytearray(PAGE_BYTES)
         if self._intent_path:
             open(self._intent_path, "ab").close()
-            self._intent = _unbuffered(self._intent_path, "r+b")
+            self._intent = open(self._intent_path, "r+b", buffering=0)
 
     def close(self):
         """Close the files."""
@@ -527,7 +518,7 @@ class FileNorFlash(NorFlash):
         if self._intent:
             self._put_intent(self._intent, kind, at, n, buf, start)
         if self._time_scale:
-            sleep_us(int((PROGRAM_MS if kind == "P" else ERASE_MS)[0] * 1000 * self._time_scale))
+            sleep((PROGRAM_MS if kind == "P" else ERASE_MS)[0] / 1000 * self._time_scale)
 
     def _put_intent(self, intent, kind, at, n, buf, start):
         """Write the intent page by page: a board's heap has no room for two sectors."""
@@ -555,10 +546,3 @@ class FileNorFlash(NorFlash):
         if self._intent:
             self._intent.seek(0)
             self._intent.write(b"-")
-
-
-def _unbuffered(path, mode):
-    try:
-        return open(path, mode, buffering=0)
-    except TypeError:  # a MicroPython without this argument
-        return open(path, mode)
