@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import copyreg
+import functools
 import os
 import time
 from array import array
@@ -234,20 +235,14 @@ class Cells(Region):
         return path
 
 
+@functools.cache
 def outline(units):
     """Return of a sector: its firm header or b"", whether its firm records make it count, and how many make others void."""
-    known = _outlines.get(units)
-    if known is None:
-        firm = {at: content for at, content, how in units if how}
-        header = firm.pop(0, b"")
-        kinds = [content[5 - at % 4] & 0x4F for at, content in firm.items()]  # a record's CRC may begin with FF
-        whole = len(header) >= 70  # the last bytes of its CRC may be FF
-        known = header if whole else b"", any(kind not in CARRIED for kind in kinds), kinds.count(0x43)
-        _outlines[units] = known
-    return known
-
-
-_outlines: dict = {}
+    firm = {at: content for at, content, how in units if how}
+    header = firm.pop(0, b"")
+    kinds = [content[5 - at % 4] & 0x4F for at, content in firm.items()]  # a record's CRC may begin with FF
+    whole = len(header) >= 70  # the last bytes of its CRC may be FF
+    return header if whole else b"", any(kind not in CARRIED for kind in kinds), kinds.count(0x43)
 
 
 def check(journal, model):
@@ -295,20 +290,15 @@ def clone_journal(journal, region):
     return copy.deepcopy(journal, {id(journal.region): region, id(journal.on_drop): None})
 
 
+@functools.cache
 def canonical(units):
     """Return a sector's units without bytes that have no influence: the erase count, and the header's CRC."""
-    known = _canonical.get(units)
-    if known is None:
-        known = _canonical[units] = tuple(
-            (offset, content[:44] + content.ljust(76 + 4 * (content[7] & 63), b"\xff")[48:-4], firm)
-            if offset == 0 and len(content) >= 70
-            else (offset, content, firm)
-            for offset, content, firm in units
-        )
-    return known
-
-
-_canonical: dict = {}
+    return tuple(
+        (offset, content[:44] + content.ljust(76 + 4 * (content[7] & 63), b"\xff")[48:-4], firm)
+        if offset == 0 and len(content) >= 70
+        else (offset, content, firm)
+        for offset, content, firm in units
+    )
 
 
 def everything(driver):
