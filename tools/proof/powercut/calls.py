@@ -15,14 +15,14 @@ e             finish and discard everything; the journal has to be empty
 
 from flashmqtt.errors import StoreFull
 
-from .model import DROP_NEWEST, DROP_OLDEST, Lost, longest, remount, see
+from .model import DROP_NEWEST, DROP_OLDEST, Lost, in_flight, longest, remount, see
 
 SIZES = {"a": 130, "A": 300, "h": 40, "H": 250}  # a page takes 130 bytes; 300 are a piece of 232 and one of 68
 
 
 def call(driver, word, strict=False):
     """Execute one call if it is possible now; if `strict`, what is stored has to fit."""
-    journal, letter, window = driver.journal, word[0], driver.window()
+    journal, letter, window = driver.journal, word[0], in_flight(driver.journal)
     text, _, piece = word[1:].partition("/")
     number = int(text or SIZES.get(letter, 0))
     if letter in "aA":
@@ -91,8 +91,8 @@ def _takes_all(journal, length):
 
 
 def _empty(driver):
-    while driver.window():
-        for seq in driver.window():
+    while messages := in_flight(driver.journal):
+        for seq in messages:
             driver.finish(seq)
     for key in driver.journal.held():
         driver.discard(key)

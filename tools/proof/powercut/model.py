@@ -115,11 +115,6 @@ class Model:
             if mark == 2:
                 raise Lost("a mark of %d that nobody settled" % seq)
 
-    def flushed(self):
-        """Note a flush or a clean end: the count of dropped newest messages is durable."""
-        self.dropped += self.dropped_more
-        self.dropped_more = 0
-
     def check(self, journal, messages, held):
         """Compare with a journal's content: [(sequence, body or None, marked)] in order, and {key: body}."""
         self._check_messages(journal, messages)
@@ -319,15 +314,18 @@ class Driver:
     def flush(self):
         """Make everything durable."""
         self.journal.flush()
-        self.written()
-        self.model.flushed()
-        self._discarded()
+        self._flushed()
 
     def close(self):
         """End cleanly."""
         self.journal.close()
+        self._flushed()
+
+    def _flushed(self):
+        """Note that everything is durable, also the count of dropped newest messages."""
         self.written()
-        self.model.flushed()
+        self.model.dropped += self.model.dropped_more
+        self.model.dropped_more = 0
         self._discarded()
 
     def hold(self, key, length):
@@ -356,12 +354,8 @@ class Driver:
         m.note = (note,)
         self.written()
 
-    def window(self):
-        """Return the unfinished messages that may be in flight, oldest first."""
-        return window(self.journal)
 
-
-def window(journal):
+def in_flight(journal):
     """Return the unfinished messages that may be in flight, oldest first."""
     j = journal
     return [seq for seq in range(j.low, min(j.next_seq, j.low + WINDOW)) if not j.is_finished(seq)]
@@ -370,7 +364,7 @@ def window(journal):
 def see(journal):
     """Return (messages, held) of the window, for `Model.check`."""
     j = journal
-    return [(seq, content(j, seq), j.is_marked(seq)) for seq in window(j)], held_of(j)
+    return [(seq, content(j, seq), j.is_marked(seq)) for seq in in_flight(j)], held_of(j)
 
 
 def drain(journal):
@@ -379,7 +373,7 @@ def drain(journal):
     messages: list[tuple] = []
     while j.low < j.next_seq:
         low = j.low
-        for seq in window(j):
+        for seq in in_flight(j):
             messages.append((seq, content(j, seq), j.is_marked(seq)))
             j.finish(seq)
         if j.low == low:
