@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import sys
 import time
-from collections import Counter
 
 from tools import children
 from tools.command import ended, parser_of
@@ -26,16 +25,19 @@ from tools.proof.powercut.adversary import PLANS, SHORT_PLANS, enumerate_plan
 from tools.proof.powercut.cuts import BREAKS, GEOMETRIES, run_script
 from tools.proof.powercut.scripts import SCRIPTS
 
-LONG = {"variants": 2, "pairs": 12, "pair_variants": 1, "lives": 400, "chains": 8000, "first-mounts": 10000}
-SHORT = {"variants": 1, "pairs": 40, "pair_variants": 1, "lives": 10, "chains": 200, "first-mounts": 400}
+LONG = {"variants": 2, "pairs": 12, "lives": 400, "chains": 8000, "first-mounts": 10000}
+SHORT = {"variants": 1, "pairs": 40, "lives": 10, "chains": 200, "first-mounts": 400}
 
 
 def one(job: tuple[str, str, dict[str, int], int, int]) -> tuple[str, str, int, list[tuple[str, str]]]:
     """Cut a share of a script's operations, or run a share of the random cases; a process of the pool runs this."""
     name, geometry, how, share, shares = job
     if name not in SAMPLED:
-        variants = (how["variants"], how["pairs"], how["pair_variants"])
-        return name, geometry, *run_script(name, *variants, geometry=geometry, share=(share, shares))
+        return (
+            name,
+            geometry,
+            *run_script(name, how["variants"], how["pairs"], 1, geometry=geometry, share=(share, shares)),
+        )
     cuts = 0
     broken: list[tuple[str, str]] = []
     for number in range(share, how[name], shares):
@@ -61,7 +63,7 @@ def run_plans(names: tuple[str, ...]) -> tuple[int, list[tuple[str, str]]]:
         broken += [(f"adversary/{plan.name}", text) for _, _, text in stats.broken]
         print(
             f"adversary {plan.name}: {stats.cuts:,} cuts, {stats.boots:,} boots, states after each cut {stats.states}, "
-            f"{len(stats.broken)} broken, {stats.seconds:.0f} s",
+            f"{len(stats.broken)} broken",
             flush=True,
         )
         for _, _, text in stats.broken[:3]:
@@ -112,33 +114,22 @@ def main(argv: list[str] | None = None) -> int:
     ]
     began = time.monotonic()
     broken: list[tuple[str, str]] = []
-    by_script: Counter[str] = Counter()
+    total = chains = 0
     with children.pool() as pool:
         for done, (name, geometry, cuts, more) in enumerate(pool.imap_unordered(one, jobs), 1):
             broken += more
-            by_script[name] += cuts
+            total += cuts
             print(f"{done}/{len(jobs)} {name}@{geometry}: {cuts:,} cuts, {len(more)} broken", flush=True)
             for case, error in more[:5]:
                 print(f"  --replay {case}\n    {error}", flush=True)
-    total, chains = by_script.total(), 0
     if "adversary" in names:
         chains, more = run_plans(SHORT_PLANS if options.short else tuple(plan.name for plan in PLANS))
-        by_script["adversary"] = chains
         broken += more
     seconds = time.monotonic() - began
     print(f"\n{total:,} power cuts in {seconds:.0f} s, {chains:,} more by the adversary: {len(broken)} broken promises")
-    for name in names:
-        print(f"  {name:12} {by_script[name]:>9,}")
-    if options.script:
-        return 1 if broken else 0  # only a whole run gives figures
-    counted = {
-        "cuts": total,
-        "violations": len(broken),
-        "adversary_chains": chains,
-        "seconds": round(seconds, 1),
-        "short": options.short,
-    }
-    counts.write("powercut", counted)
+    if not options.script:  # only a whole run gives figures
+        counted = {"cuts": total, "violations": len(broken), "adversary_chains": chains, "short": options.short}
+        counts.write("powercut", counted)
     return 1 if broken else 0
 
 
