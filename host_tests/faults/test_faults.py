@@ -305,7 +305,7 @@ def test_no_run_deletes_the_details_of_an_earlier_runs_failing_cases(tmp_path, m
     for now in ("20260101T000000Z", "20260101T000001Z"):
         monkeypatch.setattr("time.strftime", lambda *_, now=now: now)
         tally = Tally(tmp_path)
-        tally.add(verdict, "any")
+        tally.add(verdict)
         assert tally.status() == 1
         logs.append(tally.log)
     assert sorted(tmp_path.iterdir()) == logs

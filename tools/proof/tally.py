@@ -25,17 +25,11 @@ class Tally:
         self._shows = shows
         self.log = directory / f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{os.getpid()}.txt"
         self.counts: Counter = Counter()
-        self.suites: dict[str, Counter] = {}
         self.failing: list[str] = []
-        self.heaps: set[int] = set()
 
-    def add(self, verdict: Any, suite: str) -> None:
+    def add(self, verdict: Any) -> None:
         """Count one verdict."""
-        here = {"cases": 1, "violations": int(bool(verdict.problems)), **verdict.counts()}
-        for counter in (self.counts, self.suites.setdefault(suite, Counter())):
-            counter.update(here)
-        if verdict.heap:
-            self.heaps.add(verdict.heap)
+        self.counts.update({"cases": 1, "violations": int(bool(verdict.problems)), **verdict.counts()})
         if self._shows:
             tqdm.write("\n  ".join([str(verdict.case), *verdict.details()]))
         if verdict.problems:

@@ -93,7 +93,7 @@ def _run_kind(
     with progress_bar(total=len(cases), desc=name, unit=" cases") as bar:
 
         def report(verdict: Verdict) -> None:
-            tally.add(verdict, name)
+            tally.add(verdict)
             results.verdicts[name, verdict.case.scenario.name].append(verdict)
             bar.update()
 

@@ -31,7 +31,7 @@ async def run_suite(suite: Suite, tally: Tally, workers: int) -> None:
     with progress_bar(total=len(suite.bases), desc=suite.name, unit=" cases") as bar:
 
         def report(verdict: Any, further: int) -> None:
-            tally.add(verdict, suite.name)
+            tally.add(verdict)
             bar.total += further
             bar.update()
 
@@ -66,22 +66,15 @@ def main(argv: list[str] | None = None) -> int:
     tally = Tally(shows=bool(arguments.case))
     started = time.monotonic()
     for suite in arguments.suites:
-        before = time.monotonic()
+        before, began = tally.counts.copy(), time.monotonic()
         asyncio.run(run_suite(suite, tally, WORKERS))
-        counted, seconds = tally.suites[suite.name], time.monotonic() - before
-        print(
-            f"{suite.name:32} {counted['cases']:6} cases {counted['violations']:4} violated {seconds:6.0f} s",
-            flush=True,
-        )
-    seconds = round(time.monotonic() - started, 1)
+        here, seconds = tally.counts - before, time.monotonic() - began
+        print(f"{suite.name:32} {here['cases']:6} cases {here['violations']:4} violated {seconds:6.0f} s", flush=True)
     if not arguments.case:
-        result = {**tally.counts, "seconds": seconds, "suites": tally.suites, "failing": tally.failing}
         name = "hostile" if arguments.hostile else "faults"
-        counts.write(name, result | {"short": arguments.short})
-    if tally.heaps:
-        print(f"MicroPython's heap after a case: {min(tally.heaps):,} to {max(tally.heaps):,} bytes")
+        counts.write(name, {**tally.counts, "failing": tally.failing, "short": arguments.short})
     told = ", ".join(f"{count} {what.replace('_', ' ')}" for what, count in tally.counts.items())
-    print(f"{told}; {seconds:.0f} s")
+    print(f"{told}; {time.monotonic() - started:.0f} s")
     return tally.status()
 
 
