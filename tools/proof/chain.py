@@ -234,27 +234,6 @@ class RunStats:
     dropped: int = 0
     expected: dict = field(default_factory=dict)
 
-    def counted(self) -> dict[str, Any]:
-        """Return the figures."""
-        return {
-            "date": time.strftime("%Y-%m-%d"),
-            "seed": self.seed,
-            "broker": self.broker,
-            "seconds": round(self.seconds),
-            "minutes": round(self.seconds / 60, 1),
-            "boards": len(self.expected),
-            "published": self.messages,
-            "boots": self.boots,
-            "connects": self.connects,
-            "dropped": self.dropped,
-            **{
-                f"{kind.replace(' ', '_')}s": self.faults[kind]
-                for kind in (POWER, LINK, COLLECTOR, *sorted(self.faults))
-            },
-            "torn": len(self.torn),
-            "inside_a_packet": self.link_cuts_inside_a_packet,
-        }
-
     def summary_lines(self, who: str) -> list[str]:
         """Return the lines to print; `who` stored the messages."""
         count = self.faults

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import os
 import random
 import sys
@@ -140,11 +139,10 @@ def main(argv: list[str] | None = None) -> int:
     directory.mkdir(parents=True, exist_ok=True)
     java.find_java()
     stats = asyncio.run(run_chain(arguments, directory))
-    (directory / "run.json").write_text(json.dumps(stats.counted(), indent=2) + "\n")
     status = to_tables(directory, stats, "board")
     print(
         f"written    {os.path.relpath(directory)}: tables/ (Parquet, report.html), board/console.log, collector/, broker/, "
-        "captures/ (for make wire-audit), run.json",
+        "captures/ (for make wire-audit)",
         flush=True,
     )
     return status

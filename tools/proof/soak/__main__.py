@@ -79,30 +79,24 @@ class Verdict:
     def counted(self) -> dict[str, Any]:
         """Return the figures."""
         return {
-            **self._stats.counted(),
+            "minutes": round(self._stats.seconds / 60, 1),
+            "published": self._stats.messages,
             "missing": self._missing,
             "repeated": self._landed.again[2],
-            "resent_qos1": self._landed.again[1],
             "holds": self.holds,
-            "memory": {one.subject: vars(one) | {"flat": one.flat} for one in self._trends},
             "erases": {board: list(its.erases.values()) for board, its in self._stats.wear.items()},
         }
 
     def lines(self) -> list[str]:
-        """Return the lines to print; of the boards' memory, the worst."""
+        """Return the lines to print."""
         stats, again = self._stats, self._landed.again
-        boards = [one for one in self._trends if one.subject in stats.expected]
-        told = [one for one in boards if one.is_conclusive]
-        kept = [max(told, key=lambda one: one.growth / one.bound)] if told else boards[:1]
-        kept += [one for one in boards if not one.flat and one not in kept]
-        kept += [one for one in self._trends if one.subject not in stats.expected]
         erases = [count for its in stats.wear.values() for count in its.erases.values()]
         widest = max(stats.wear.items(), key=lambda item: item[1].spread)
         return [
             f"delivery   {'every message once' if self._delivered else 'NOT EVERY MESSAGE ONCE'}; the landing has "
             f"{self._landed.messages:,}, {again[1]} of them again at QoS 1, {again[2]} at QoS 2"
             + (f"; {stats.dropped:,} DROPPED as the flash was full" if stats.dropped else ""),
-            *(f"{'' if number else 'memory':10} {one}" for number, one in enumerate(kept)),
+            *(f"{'' if number else 'memory':10} {one}" for number, one in enumerate(self._trends)),
             f"wear       {min(erases, default=0)} to {max(erases, default=0)} erases of a sector, {sum(erases):,} in all; at "
             f"most {widest[1].spread} apart on one board ({widest[0]}: {widest[1].cuts} power cuts, "
             f"bound {judge.even_spread(widest[1])})" + (f"  UNEVEN: {', '.join(self._uneven)}" if self._uneven else ""),
