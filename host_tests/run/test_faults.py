@@ -93,7 +93,7 @@ def test_cut_inside_a_packet_skips_a_silent_connection():
             one.close()
         await proxy.stop()
         server.close()
-        return cutting.result(), proxy.counts.cuts_inside_a_packet
+        return cutting.result(), proxy.cuts_inside_a_packet
 
     assert random.Random(1).random() < SHARE_INSIDE
     assert asyncio.run(asyncio.wait_for(run(), 60)) == (True, 1)

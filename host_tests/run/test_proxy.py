@@ -57,10 +57,10 @@ async def _through_a_proxy(scenario):
 
 def test_cut_resets_the_connection():
     async def scenario(proxy, reader, writer):
-        assert proxy.cut() == 1
+        proxy.cut()
         with pytest.raises(ConnectionResetError):
             await asyncio.wait_for(reader.readexactly(1), PATIENCE_S)
-        assert proxy.counts.cuts == 1
+        assert proxy.cuts == 1
 
     asyncio.run(_through_a_proxy(scenario))
 
@@ -113,7 +113,7 @@ def test_cut_inside_a_packet_passes_a_part_and_then_resets():
                 came += piece
         assert len(came) < len(PUBLISH)
         assert PUBLISH.startswith(came)
-        assert proxy.counts.cuts_inside_a_packet == 1
+        assert proxy.cuts_inside_a_packet == 1
 
     asyncio.run(_through_a_proxy(scenario))
 

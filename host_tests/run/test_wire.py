@@ -314,15 +314,14 @@ def test_proxy_capture_of_our_client_has_no_violations(tmp_path):
             cut()
         await publishing
         await proxy.stop()
-        return proxy.counts
+        return proxy.connections
 
     file = tmp_path / "captures" / "run.jsonl"
     with Broker(tmp_path / "broker") as broker:
-        counts = asyncio.run(scenario(broker.port, file))
+        connections = asyncio.run(scenario(broker.port, file))
     with open(file, "rb") as opened:
         found = list(capture.read(opened, file.name, []))
-    assert sum(len(one.content) for one in found if one.direction == UP) <= counts.bytes_up
-    assert len({one.connection for one in found}) <= counts.connections
+    assert len({one.connection for one in found}) <= connections
     told = flows.audits(wire.pieces(file.parent, []))[1]["board"]
     assert told.violations == []
     done = [flow for flow in told.flows if flow["complete"]]

@@ -197,9 +197,9 @@ async def cut_link(board: VirtualBoard, proxy: Proxy, rng: random.Random) -> boo
 
     Return whether a connection was cut before the board was done.
     """
-    before = proxy.counts.cuts
+    before = proxy.cuts
     inside = rng.random() < SHARE_INSIDE
-    while proxy.counts.cuts == before and not board.progress.done:
+    while proxy.cuts == before and not board.progress.done:
         await until(lambda: proxy.connected, board)
         if inside:
             # Asked again and again: a silent connection passes no packet that could be cut, and the board opens another one.
@@ -207,7 +207,7 @@ async def cut_link(board: VirtualBoard, proxy: Proxy, rng: random.Random) -> boo
             await asyncio.sleep(POLL_S)
         else:
             proxy.cut()
-    return proxy.counts.cuts > before
+    return proxy.cuts > before
 
 
 @dataclass
@@ -333,7 +333,7 @@ class Chain:
             stats.connects += board.connects
             stats.messages += board.boots[-1].last
             stats.dropped += board.dropped
-            stats.link_cuts_inside_a_packet += proxy.counts.cuts_inside_a_packet
+            stats.link_cuts_inside_a_packet += proxy.cuts_inside_a_packet
 
     async def apply(self, kind: str, board: VirtualBoard | None = None, proxy: Proxy | None = None) -> None:
         """Apply a fault, to a board if it is a fault of boards, and count it."""

@@ -6,7 +6,7 @@ With `capture` it writes the traffic to a file that the wire audit reads (`make 
 then discarded from the receiver's buffers.
 
 It passes whole packets, and finds their boundaries with the tests' codec, which shares no mistake with the product's. It counts
-its cuts and bytes. It knows nothing of sessions.
+its cuts. It knows nothing of sessions.
 
 Planned cuts have an address, so that every place of a flow can be enumerated, and each cut replayed alone:
 
@@ -130,16 +130,6 @@ def packet_lines(trace: list[Seen], level: int) -> Iterator[str]:
         yield f"{seen.at_s:6.3f} s  {seen.connection} {'->' if seen.direction == UP else '<-'} {text}{passed}"
 
 
-@dataclass
-class Counts:
-    """The proxy's counts."""
-
-    connections: int = 0
-    cuts: int = 0
-    cuts_inside_a_packet: int = 0
-    bytes_up: int = 0
-
-
 @dataclass(eq=False)
 class _Link:
     down: asyncio.StreamWriter  # towards the client
@@ -177,6 +167,9 @@ class Proxy:
         action: what a cut of manner "action" awaits.
         watch: keep `trace`, a list of the received packets; implied by a plan.
         capture: a file to append the traffic to.
+
+    Attributes:
+        connections, cuts, cuts_inside_a_packet: how many there were.
     """
 
     def __init__(
@@ -191,7 +184,7 @@ class Proxy:
     ):
         self.target = target
         self.port = 0
-        self.counts = Counts()
+        self.connections = self.cuts = self.cuts_inside_a_packet = 0
         self._refusing: set[str] = set()  # the reasons
         self.delay_s = delay_s
         self.trace: list[Seen] = []
@@ -246,15 +239,13 @@ class Proxy:
         """Remove a reason to refuse connections."""
         self._refusing.discard(reason)
 
-    def cut(self) -> int:
-        """Reset every connection now; return how many there were."""
-        links = list(self._links)
-        for link in links:
+    def cut(self) -> None:
+        """Reset every connection now."""
+        for link in self._links:
             link.abort()
             for task in link.tasks:
                 task.cancel()
-        self.counts.cuts += len(links)
-        return len(links)
+            self.cuts += 1
 
     def cut_inside_a_packet(self) -> None:
         """Reset each connection in the middle of the next packet that the client sends."""
@@ -292,11 +283,11 @@ class Proxy:
         except OSError:
             writer.transport.abort()
             return
-        link = _Link(writer, up_writer, self.counts.connections + 1)
         if self._stopped:
-            link.abort()
+            _Link(writer, up_writer).abort()
             return
-        self.counts.connections += 1
+        self.connections += 1
+        link = _Link(writer, up_writer, self.connections)
         self._links.add(link)
         link.tasks = [
             asyncio.ensure_future(self._pump(link, reader, up_writer, UP)),
@@ -321,7 +312,6 @@ class Proxy:
         pending = bytearray()  # the incomplete packet
         try:
             while chunk := await reader.read(READ_BYTES):
-                self.counts.bytes_up += len(chunk) if direction == UP else 0
                 pending += chunk
                 while not link.swallow and (end := packet_end(pending)):
                     packet = bytes(pending[:end])
@@ -359,8 +349,8 @@ class Proxy:
             return False
         self.made.append(cut)
         self._seen = {UP: 0, DOWN: 0}
-        self.counts.cuts += 1
-        self.counts.cuts_inside_a_packet += 0 < passes < len(packet)
+        self.cuts += 1
+        self.cuts_inside_a_packet += 0 < passes < len(packet)
         link.swallow = True
         if cut.manner == "hole":
             return False
