@@ -27,7 +27,7 @@ from tools.landing.seal import seal
 from tools.landing.store import LandingStore
 from tools.pipeline import byte_search, compact, forget, mapping, plain, report, series, sink, stream, verdict
 from tools.pipeline.books import Books
-from tools.pipeline.commits import Output, OutputError
+from tools.pipeline.commits import Output, OutputError, name_of
 from tools.pipeline.delta import Delta
 from tools.pipeline.storage import Storage
 
@@ -579,6 +579,16 @@ def test_forget_removes_files_of_an_interrupted_attempt(local, fleet, never, lan
     assert forget.forget(str(landing.directory), str(tmp_path / "out"), [GONE]).left == []
     assert not [name for name in made if (tmp_path / "out" / name).exists()]
     assert_same_as_never(fleet, never)
+
+
+@pytest.mark.req("P3")
+def test_forget_without_the_newest_commits_is_refused_and_deletes_no_file(fleet, landing, tmp_path):
+    for number in fleet.numbers()[-2:]:
+        fleet.storage.delete(name_of(number))
+    before = fleet.storage.list("", recursive=True)
+    with pytest.raises(OutputError, match=r"commits are missing\. Restore commits from a backup"):
+        forget.forget(str(landing.directory), str(tmp_path / "out"), [GONE])
+    assert [name for name in fleet.storage.list("", recursive=True) if not name.endswith(".lock")] == before
 
 
 def test_forgetting_an_unknown_device_changes_nothing(fleet, landing, tmp_path):

@@ -416,6 +416,16 @@ def wipe(to):
         name.unlink()
 
 
+def test_table_file_without_a_column_is_named_as_damaged(tables, tmp_path, capsys):
+    storage = tables.output.storage
+    name = tables.output.files("readings")[0]
+    pq.write_table(storage.table(name).drop_columns(["seq"]), storage.path(name))
+    assert sink.main(["--out", storage.uri, "--to", str(tmp_path / "r.duckdb")]) == 2
+    said = capsys.readouterr().err
+    assert f"{name} is damaged: restore it from a copy." in said
+    assert said.endswith("(it has no column seq)\n")
+
+
 def test_unusable_database_is_reported_in_one_line(tables, tmp_path):
     (tmp_path / "notes.duckdb").write_text("no database " * 1000)
     command = [sys.executable, "-m", "tools.pipeline.sink", "--out", tables.output.storage.uri]
@@ -804,7 +814,10 @@ def test_query_in_the_readme_runs(to, tables):
         (["--out", "{tmp}/out", "--to", "postgresql://127.0.0.1:1/x"], "host=127.0.0.1"),
         (["--out", "{tmp}/out", "--to", "postgresql://x?nonsense=1"], "this is no PostgreSQL address"),
         (["--out", "{tmp}/out", "--to", "{tmp}/text.duckdb"], "Is it a DuckDB file"),
-        (["--out", "{tmp}/out", "--to", "{tmp}/none/x.duckdb"], "x.duckdb"),
+        (["--out", "{tmp}/out", "--to", "{tmp}/none/x.duckdb"], "none: make it, or check the path\n"),
+        (["--out", "{tmp}/out", "--to", "{tmp}"], " is a folder: give a file in it"),
+        (["--out", "{tmp}/out", "--to", "/proc/x.duckdb"], "No such file or directory\n"),
+        (["--out", "{tmp}/out", "--to", " "], "--to is missing"),
         (["--out", "{tmp}/out", "--to", "{tmp}/x.csv"], "--csv"),
         (["--out", "{tmp}/out", "--to", "{tmp}/x.XLSX"], "--csv"),
         (["--out", "{tmp}/out", "--to", "postgresql://x/y", "--schema", 'a"b'], "--schema has to be"),

@@ -256,7 +256,8 @@ class Delta:
                 " from the landing"
             )
         log = self.output.storage.address(f"{DIRECTORIES[table]}/{DELTA_LOG}")
-        lines = re.sub(r"\x1b\[\d+m", "", str(error)).splitlines()  # the last one has the cause
+        text = re.sub(r"\x1b\[\d+m", "", str(error))
+        lines = re.split(r"\n *0: ", text)[0].splitlines()  # without a traceback; the last one has the cause
         reason = ": ".join(line.strip(" ↳") for line in lines)
         return DeltaError(
             f"the Delta log {log} can't be updated: {reason}. The tables themselves are complete. Delete that log, and the next"

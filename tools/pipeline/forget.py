@@ -37,7 +37,7 @@ from tools.landing.store import LandingStore
 
 from . import byte_search, options, plain, prints, report, schemas, senml, series, sink, source, summary, verdict
 from .books import Books
-from .commits import COMMITS, DELTA_LOG, TEMPORARY, Commit, Output, OutputError, bucket_of, name_of
+from .commits import COMMITS, DELTA_LOG, TEMPORARY, Commit, Output, OutputError, batch_of, bucket_of, name_of
 from .delta import Delta
 from .files import rewrite
 from .mapping import OURS, Mapping
@@ -125,6 +125,7 @@ def forget(
     with contextlib.ExitStack() as stack:
         stack.enter_context(output.locked())
         stack.enter_context(output.locked("compaction"))
+        _check_commits(output)
         stores: list[LandingStore] = []
         if raw and raw.local and not dry:
             stores = stack.enter_context(landing_logs.sealed(Path(raw.root)))
@@ -172,6 +173,23 @@ def forget(
         if not dry:
             done.left += [f"{place}: {rows} rows" for place, rows in _forget_in_databases(output, devices) if rows]
     return done
+
+
+def _check_commits(output: Output) -> None:
+    """Check that the newest commits are there: all files that no commit names will be deleted.
+
+    Raises:
+        OutputError: a file of the tables is of a batch behind the next one.
+    """
+    newest = max(output.numbers(), default=0)
+    for table in schemas.TABLES:
+        for name in output.storage.list(table, recursive=True):
+            if batch_of(f"{table}/{name}") > newest + 1:
+                raise OutputError(
+                    f"{output.storage.uri}/{table}/{name} is of a later batch than the newest commit, {newest}: commits are"
+                    f" missing. Restore {COMMITS} from a backup. If there is none, delete this folder, make the tables again from"
+                    " the landing, and forget then. Nothing was deleted"
+                )
 
 
 def format_words(output: Output, landing: Storage | None, stores: list[LandingStore]) -> bytes:

@@ -269,7 +269,7 @@ def main(argv: list[str] | None = None) -> int:
     )
     given = parser.parse_args(argv)
     output = Output.existing(given.out)
-    if not given.to:
+    if not (given.to or "").strip():
         raise SinkError("--to is missing: `make sink OUT=tables TO=readings.duckdb`")
     if Path(given.to).suffix.lower() in NO_DATABASE:
         raise SinkError(

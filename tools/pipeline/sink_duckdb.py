@@ -31,6 +31,10 @@ class DuckSink(Sink):
         self._open()
 
     def _open(self) -> None:
+        if not self.path.parent.is_dir():
+            raise SinkError(f"{self.path}: there is no folder {self.path.parent}: make it, or check the path")
+        if self.path.is_dir():
+            raise SinkError(f"{self.path} is a folder: give a file in it, such as {self.path / 'readings.duckdb'}")
         is_new = not self.path.exists()
         try:
             self._connection = self._duckdb.connect(str(self.path), config={"threads": 2})
@@ -40,7 +44,9 @@ class DuckSink(Sink):
                 self.path.unlink(missing_ok=True)
             if "lock" in text:
                 raise SinkError(f"{self.path} is open in another program: close it there") from None
-            raise SinkError(f"{self.path}: {text}. Is it a DuckDB file, of this version?") from None
+            raise SinkError(
+                f"{self.path}: {text}{'' if is_new else '. Is it a DuckDB file, of this version?'}"
+            ) from None
 
     def _prepare(self) -> None:
         if not self._run("SELECT 1 FROM duckdb_tables() WHERE table_name = 'position'"):

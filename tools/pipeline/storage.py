@@ -181,6 +181,8 @@ class Storage:
         """Yield a Parquet file's rows in batches."""
         with self.parquet(name) as file:
             whole = pq.ParquetFile(file, page_checksum_verification=True, **how)
+            if absent := set(columns) - set(whole.schema_arrow.names):  # `iter_batches` would ignore them
+                raise ValueError(f"it has no column {min(absent)}")
             yield from whole.iter_batches(ROWS, columns=columns, use_threads=False)
 
     def footer(self, name: str) -> pq.FileMetaData:
