@@ -894,7 +894,7 @@ def test_memory_does_not_grow_with_stored_messages():
 
     journal = Journal(RamRegion(16))
     used = []
-    for n in (10, 290):
+    for n in (50, 250):  # a second sector, opened for message 32, has added attributes
         for _ in range(n):
             journal.append(MESSAGE, 100)
         for _ in range(3):
