@@ -68,6 +68,18 @@ def test_wear_stays_level_beside_a_held_message():
 
 
 @pytest.mark.req("S2", "S5")
+def test_messages_in_pieces_that_power_cuts_end_use_no_room():
+    """Each cut leaves pieces in two sectors; the message begins again behind them."""
+    region = RamRegion(8, 1024)
+    journal = Journal(region)
+    for _ in range(20):
+        assert journal.begin(1500)
+        journal.extend(bytes(1400), 1400)
+        journal = Journal(region)
+    assert journal.append(bytes(1500), 1500) == 1 and journal.waiting == 1
+
+
+@pytest.mark.req("S2", "S5")
 @pytest.mark.parametrize("sectors", (4, 5, 6))
 def test_repeated_power_cuts_use_no_room(sectors):
     """Each mount opens a sector; if it has no messages, the next mount replaces it."""

@@ -129,7 +129,6 @@ class Recovery:
     def __init__(self, j: "Any") -> None:
         self._sectors = n = j.region.sectors
         self._links = bytearray(8 * n)  # from each header: the previous sector's number, end and sequence
-        self._continued = bytearray(n)
         self._shown = [-1] * n  # the sequence in a header, whole or damaged; -1: blank
         # The head's header and last whole record, as read once: a marginal cell may read differently.
         self._header = bytearray(_PAGE)
@@ -190,7 +189,6 @@ class Recovery:
                     raise StoreCorrupt("sectors were moved")
                 j._seqs[sector] = seq
                 j._first[sector] = first
-                self._continued[sector] = page[7] >> 7
                 copy(self._links, 8 * sector, page, 52, 8)
         if version >= 0 and not any(j._seqs):
             raise StoreForeign("the journal has version %d, this code reads version 2" % version)
@@ -521,29 +519,14 @@ class Recovery:
 
     def _place_cursor(self, j: "Any") -> None:
         """Set the cursor, where the search for bodies begins, to the last sector in which the oldest body may begin."""
-        for sector in range(self._sectors):
-            if self._continued[sector] and j._use[sector] == _CHAINED and self._begins_again(j, sector):
-                j._first[sector] -= 1
+        for sector in range(self._sectors):  # a message that was in progress is discarded: its sequence is used again
+            j._first[sector] = min(j._first[sector], j.next_seq)
         j._located = max(j.low, j.floor)
         sector = j._tail
         while sector != j._head and j._first[j._after[sector]] <= j._located:
             sector = j._after[sector]
         j._cursor_sector = sector
         j._cursor_at = 0
-
-    def _begins_again(self, j: "Any", sector: int) -> bool:
-        """Return whether the message in progress when a sector was opened was discarded, and its sequence used again later."""
-        seq = j._first[sector] - 1
-        at = 0
-        while j._next(sector, at):
-            sector = j._sector
-            at = j._record_end
-            if j._kind & _TYPE == _MESSAGE and j._seq >= seq:
-                if j._seq > seq or (j._kind & _LAST and j._key):
-                    return False
-                if not j._key:
-                    return True
-        return seq == j.next_seq
 
     def _mount_behind(self, j: "Any") -> bool:
         """Write a mount record after a clean end; return False if there is no room, or writing fails."""
