@@ -755,21 +755,6 @@ def test_move_is_noticed_wherever_the_newest_sector_was(policy):
             assert journal.append(MESSAGE, 100) == 1
 
 
-@pytest.mark.req("S6")
-def test_move_is_noticed_although_no_two_neighbours_work():
-    class EverySecond(RamRegion):
-        def erase(self, sector):
-            if sector & 1:
-                raise FlashFailed("erase")
-            super().erase(sector)
-
-    region = EverySecond(16, 1024)
-    journal = Journal(region)
-    for _ in range(15):
-        journal.append(bytes(200), 200)
-    refused_after_a_move(region, 2)
-
-
 @pytest.mark.req("W8")
 def test_append_after_the_last_sequence_number_raises():
     region = RamRegion(4)

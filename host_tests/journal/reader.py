@@ -310,8 +310,6 @@ class _Reading:
                 return
             wanted, limit, below = at.previous, min(at.previous_end, self.size), at.previous_sequence
             found = [header for header in self.headers if (header.sector, header.sequence) == (wanted, below)]
-            if not found and 1 < below < at.sequence and below in [header.sequence for header in self.headers]:
-                raise Refused("StoreCorrupt")  # sectors were moved [Damage, Refusals]
             if below >= at.sequence:  # not older
                 found, below = [], at.sequence
             if not found:

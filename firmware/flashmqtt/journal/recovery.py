@@ -447,8 +447,6 @@ class Recovery:
                 break
             before, end, seq = unpack_from("<2HI", self._links, 8 * sector)
             if before >= self._sectors or not 0 < j._seqs[before] == seq < j._seqs[sector]:
-                if 1 < seq < j._seqs[sector] and j._seqs[self._highest(j, seq + 1)] == seq:
-                    raise StoreCorrupt("sectors were moved")
                 end = j._sector_bytes
                 # The tail's own header may be damaged.
                 needed = before != tail and j._first[sector] > j.floor
