@@ -11,7 +11,6 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Any
 
 from tools.bootstrap import find_mosquitto
 from tools.command import Failure, ended, named, number
@@ -19,7 +18,7 @@ from tools.pipeline import java
 from tools.proof import counts
 from tools.proof.chain import command_line, to_tables
 from tools.proof.soak import judge, samples
-from tools.proof.soak.fleet import Fleet, Settings, SoakStats
+from tools.proof.soak.fleet import Fleet, Settings
 
 # So that Spark reads a soak's landing in several batches, like a pipeline that runs all the time.
 SEGMENTS_PER_BATCH = 8
@@ -47,78 +46,52 @@ def soak(directory: Path, settings: Settings) -> int:
     if status == 2:
         return status
     stats.samples += samples.heaps(directory / "tables", stats.began_us)
-    verdict = Verdict(directory, stats, status == 0)
-    print("\n".join(verdict.lines()))
     samples.write(stats.samples, directory / "samples.parquet")
-    (directory / "soak.json").write_text(json.dumps(verdict.counted(), indent=2) + "\n")
+    landed = judge.landing(directory / "collector" / "landing")
+    trends = judge.memory(stats.samples, set(stats.expected))
+    uneven, wear = judge.uneven(stats.wear), list(stats.wear.values())
+    delivered = status == 0 and not landed.again[2] and not stats.dropped
+    holds = delivered and all(one.flat for one in trends) and not uneven
+    print(
+        f"delivery   {'every message once' if delivered else 'NOT EVERY MESSAGE ONCE'}; the landing has "
+        f"{landed.messages:,}, {landed.again[1]} of them again at QoS 1, {landed.again[2]} at QoS 2; "
+        f"{stats.dropped:,} dropped because the flash was full"
+    )
+    for one in trends:
+        print(f"memory     {one}")
+    erases = [count for its in wear for count in its.erases.values()]
+    print(
+        f"wear       {min(erases, default=0)} to {max(erases, default=0)} erases of a sector, at most "
+        f"{max(its.spread for its in wear)} apart on one board" + (f"  UNEVEN: {', '.join(uneven)}" if uneven else "")
+    )
+    counted = {
+        "minutes": round(stats.seconds / 60, 1),
+        "published": stats.messages,
+        "missing": judge.missing(directory / "tables"),
+        "repeated": landed.again[2],
+        "holds": holds,
+        "erases": {board: list(its.erases.values()) for board, its in stats.wear.items()},
+    }
+    (directory / "soak.json").write_text(json.dumps(counted, indent=2) + "\n")
     print(
         f"written    {os.path.relpath(directory)}: soak.json, samples.parquet (memory), tables/ (Parquet, report.html), "
         "board-*/, collector/, broker/",
         flush=True,
     )
-    return 0 if verdict.holds else 1
-
-
-class Verdict:
-    """The result of a soak, by its counts and files; `delivered`: the pipeline's audit found every message once.
-
-    Attributes:
-        holds: whether every message arrived once, memory does not grow and wear is even.
-    """
-
-    def __init__(self, directory: Path, stats: SoakStats, delivered: bool):
-        self._stats = stats
-        self._delivered = delivered
-        self._landed = judge.landing(directory / "collector" / "landing")
-        self._missing = judge.missing(directory / "tables")
-        self._trends = judge.memory(stats.samples, set(stats.expected))
-        self._uneven = judge.uneven(stats.wear)
-        kept = delivered and not self._landed.again[2] and not stats.dropped
-        self.holds = kept and all(one.flat for one in self._trends) and not self._uneven
-
-    def counted(self) -> dict[str, Any]:
-        """Return the figures."""
-        return {
-            "minutes": round(self._stats.seconds / 60, 1),
-            "published": self._stats.messages,
-            "missing": self._missing,
-            "repeated": self._landed.again[2],
-            "holds": self.holds,
-            "erases": {board: list(its.erases.values()) for board, its in self._stats.wear.items()},
-        }
-
-    def lines(self) -> list[str]:
-        """Return the lines to print."""
-        stats, again = self._stats, self._landed.again
-        erases = [count for its in stats.wear.values() for count in its.erases.values()]
-        widest = max(stats.wear.items(), key=lambda item: item[1].spread)
-        return [
-            f"delivery   {'every message once' if self._delivered else 'NOT EVERY MESSAGE ONCE'}; the landing has "
-            f"{self._landed.messages:,}, {again[1]} of them again at QoS 1, {again[2]} at QoS 2"
-            + (f"; {stats.dropped:,} DROPPED as the flash was full" if stats.dropped else ""),
-            *(f"{'' if number else 'memory':10} {one}" for number, one in enumerate(self._trends)),
-            f"wear       {min(erases, default=0)} to {max(erases, default=0)} erases of a sector, {sum(erases):,} in all; at "
-            f"most {widest[1].spread} apart on one board ({widest[0]}: {widest[1].cuts} power cuts, "
-            f"bound {judge.even_spread(widest[1])})" + (f"  UNEVEN: {', '.join(self._uneven)}" if self._uneven else ""),
-        ]
-
-
-def parse(argv: list[str] | None) -> tuple[Settings, Path]:
-    """Return the settings and the folder."""
-    parser = command_line("soak", __doc__, "soak-%Y%m%d-%H%M%S", Settings.interval_ms)
-    parser.add_argument("--minutes", type=number(float, 0.01), default=60.0, help="duration of the faults")
-    parser.add_argument("--boards", type=number(int, 1, 100), default=10)
-    arguments = parser.parse_args(argv)
-    return (Settings(arguments.minutes * 60, arguments.boards, arguments.seed, arguments.interval_ms), arguments.output)
+    return 0 if holds else 1
 
 
 @named("soak")
 def main(argv: list[str] | None = None) -> int:
     """Run the soak; return the exit status."""
-    settings, directory = parse(argv)
-    status = soak(directory, settings)
+    parser = command_line("soak", __doc__, "soak-%Y%m%d-%H%M%S", Settings.interval_ms)
+    parser.add_argument("--minutes", type=number(float, 0.01), default=60.0, help="duration of the faults")
+    parser.add_argument("--boards", type=number(int, 1, 100), default=10)
+    arguments = parser.parse_args(argv)
+    settings = Settings(arguments.minutes * 60, arguments.boards, arguments.seed, arguments.interval_ms)
+    status = soak(arguments.output, settings)
     if status != 2:
-        counts.write("soak", json.loads((directory / "soak.json").read_text()))
+        counts.write("soak", json.loads((arguments.output / "soak.json").read_text()))
     return status
 
 
