@@ -35,16 +35,10 @@ def mutate(share: int) -> int:
     return count
 
 
-def random_share(first: int, count: int) -> int:
-    """Run random cases in a worker."""
-    return cases.run(first, count, cases.load(VECTORS))
-
-
 def on_micropython(first: int, count: int) -> str:
     """Run random cases on MicroPython; return its output."""
     script = (
-        f"from tools.proof.fuzz import cases\nvectors = cases.load({VECTORS!r})\n"
-        f"print(cases.run({first}, {count}, vectors), 'packets')\n"
+        f"from tools.proof.fuzz import cases\nprint(cases.run({first}, {count}, cases.load({VECTORS!r})), 'packets')\n"
     )
     command = [MICROPYTHON, "-X", "heapsize=2M", "-c", script]
     try:
@@ -65,8 +59,9 @@ def on_all_cores(count: int) -> None:
         done = sum(pool.map(mutate, range(WORKERS)))
         timed("mutations", start, f"{done:,} packets, one byte changed: read or refused")
         start = time.monotonic()
-        shares = [(at, min(SHARE, count - at)) for at in range(0, count, SHARE)]
-        packets = sum(pool.starmap(random_share, shares, chunksize=1))
+        vectors = cases.load(VECTORS)
+        shares = [(at, min(SHARE, count - at), vectors) for at in range(0, count, SHARE)]
+        packets = sum(pool.starmap(cases.run, shares, chunksize=1))
         timed("random", start, f"{count:,} streams, {packets:,} packets: the same in any pieces")
 
 
@@ -89,18 +84,13 @@ def properties(examples: int) -> bool:
     return True
 
 
-def parse(argv: list[str] | None) -> argparse.Namespace:
-    """Return the arguments of the command line."""
-    parser = parser_of("tools.proof.fuzz", __doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cases", type=number(int, 100), default=1_000_000, help="random streams")
-    parser.add_argument("--replay", type=number(int, 0), help="run only this random case, on CPython")
-    return parser.parse_args(argv)
-
-
 @named("fuzz")
 def main(argv: list[str] | None = None) -> int:
     """Run the kinds of cases one after another; return the exit status."""
-    arguments = parse(argv)
+    parser = parser_of("tools.proof.fuzz", __doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", type=number(int, 100), default=1_000_000, help="random streams")
+    parser.add_argument("--replay", type=number(int, 0), help="run only this random case, on CPython")
+    arguments = parser.parse_args(argv)
     count = arguments.cases
     try:
         if arguments.replay is not None:
