@@ -9,7 +9,6 @@ details of failing cases go to a file in build/faults-failing/, named by the tim
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import os
 import sys
@@ -38,8 +37,9 @@ async def run_suite(suite: Suite, tally: Tally, workers: int) -> None:
         await suite.run(workers, report)
 
 
-def parse(argv: list[str] | None) -> argparse.Namespace:
-    """Return the arguments of the command line; `suites` are those to run."""
+@named("faults")
+def main(argv: list[str] | None = None) -> int:
+    """Run suites or cases; return the exit status."""
     parser = parser_of("tools.proof.faults", __doc__)
     parser.add_argument("--case", action="append", help="run only the case with this id, and show its packets")
     parser.add_argument("--hostile", action="store_true", help="run the cases of the hostile broker instead")
@@ -50,22 +50,16 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     except ValueError as error:
         parser.error(f"argument --case: {error}")
     if cases:
-        chosen = [tuple(case for case in cases if isinstance(case, kind)) for kind in RUN]
-        arguments.suites = [Suite("chosen", some, depth=0) for some in chosen if some]
-        return arguments
-    seed = int.from_bytes(os.urandom(4), "big")
-    faults = (*(SHORT if arguments.short else FULL), power(KILLS_SHORT if arguments.short else KILLS, seed))
-    arguments.suites = HOSTILE if arguments.hostile else faults
-    return arguments
-
-
-@named("faults")
-def main(argv: list[str] | None = None) -> int:
-    """Run suites or cases; return the exit status."""
-    arguments = parse(argv)
+        kinds = [tuple(case for case in cases if isinstance(case, kind)) for kind in RUN]
+        suites = tuple(Suite("chosen", some, depth=0) for some in kinds if some)
+    elif arguments.hostile:
+        suites = HOSTILE
+    else:
+        seed = int.from_bytes(os.urandom(4), "big")
+        suites = (*(SHORT if arguments.short else FULL), power(KILLS_SHORT if arguments.short else KILLS, seed))
     tally = Tally(shows=bool(arguments.case))
     started = time.monotonic()
-    for suite in arguments.suites:
+    for suite in suites:
         before, began = tally.counts.copy(), time.monotonic()
         asyncio.run(run_suite(suite, tally, WORKERS))
         here, seconds = tally.counts - before, time.monotonic() - began
