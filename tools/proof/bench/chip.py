@@ -107,43 +107,33 @@ def blank_run(storage: bytes) -> int:
     return -(-found // SECTOR_BYTES)
 
 
-class Chip:
-    """Starts emulated Picos with these files."""
+async def storage_bytes(uf2: Path) -> int:
+    """Return the size of a Pico's file system."""
+    pico = EmulatedPico(uf2)
+    await pico.start()
+    printed, _ = await pico.run("import rp2\nprint(rp2.Flash().ioctl(4, 0))")
+    pico.stop()
+    return int(printed) * SECTOR_BYTES
 
-    def __init__(self, uf2: Path, on_board: dict[str, bytes]) -> None:
-        self._new = lambda: EmulatedPico(uf2)
-        self._files = on_board
-        self._storage = asyncio.run(self._asked())
 
-    async def _asked(self) -> int:
-        pico = self._new()
+async def on_pico(
+    uf2: Path, storage: int, on_board: dict[str, bytes], case: str, count: int, journal: bytes
+) -> list[float]:
+    """Return the time of each operation, in milliseconds, on an emulated Pico with these files and this journal."""
+    pico = EmulatedPico(uf2)
+    try:
+        pico.install(on_board, storage)
+        start = FLASH_BYTES - storage
+        flash = pico.device.mcu.flash
+        first = blank_run(bytes(flash[start:FLASH_BYTES]))
+        at = start + first * SECTOR_BYTES
+        flash[at : at + len(journal)] = journal
         await pico.start()
-        printed, _ = await pico.run("import rp2\nprint(rp2.Flash().ioctl(4, 0))")
+        code = f"FIRST = {first}\n" + RUN.format(case=case, count=count, sectors=SECTORS)
+        printed, _ = await pico.run(code, timeout_s=400)
+    finally:
         pico.stop()
-        return int(printed) * SECTOR_BYTES
-
-    def run(self, code: str, journal: bytes = b"", timeout_s: float = 400) -> str:
-        """Return what this code prints on a board that has this journal in flash, from sector FIRST on."""
-        return asyncio.run(self._run(code, journal, timeout_s))
-
-    async def _run(self, code: str, journal: bytes, timeout_s: float) -> str:
-        pico = self._new()
-        try:
-            pico.install(self._files, self._storage)
-            start = FLASH_BYTES - self._storage
-            flash = pico.device.mcu.flash
-            first = blank_run(bytes(flash[start:FLASH_BYTES]))
-            at = start + first * SECTOR_BYTES
-            flash[at : at + len(journal)] = journal
-            await pico.start()
-            return (await pico.run(f"FIRST = {first}\n{code}", timeout_s))[0]
-        finally:
-            pico.stop()
-
-    def measure(self, case: str, count: int, journal: bytes = b"") -> list[float]:
-        """Return the time of each operation, in milliseconds."""
-        printed = self.run(RUN.format(case=case, count=count, sectors=SECTORS), journal)
-        return [us / 1000 for us in ast.literal_eval(printed.strip().splitlines()[-1])]
+    return [us / 1000 for us in ast.literal_eval(printed.strip().splitlines()[-1])]
 
 
 def figure_of(name: str, took: list[float]) -> float:
@@ -185,7 +175,7 @@ def run(bench: Bench) -> None:
     has_valgrind = shutil.which("valgrind") is not None
     if not has_valgrind:
         print("\nchip: no valgrind, so there is no proxy")
-    chip = Chip(Path(uf2), files("armv6m")) if uf2 else None
+    storage, on_board = (asyncio.run(storage_bytes(Path(uf2))), files("armv6m")) if uf2 else (0, {})
     last = committed()["figures"]
     with tempfile.TemporaryDirectory() as scratch:
         proxy = Proxy(Path(scratch), os.environ.get("FLASHMQTT_MICROPYTHON32", ""))
@@ -193,8 +183,8 @@ def run(bench: Bench) -> None:
             bench.progress(f"chip: {name}")
             journal = prepared(kind)
             ms = last.get(f"chip.{name}")
-            if chip:
-                ms = figure_of(name, chip.measure(case, count, journal))
+            if uf2:
+                ms = figure_of(name, asyncio.run(on_pico(Path(uf2), storage, on_board, case, count, journal)))
                 bench.figure(f"chip.{name}", ms)
             # Not for a sector change: one slow operation, lost in the difference of two runs.
             if has_valgrind and not name.startswith("sector_change"):
