@@ -4,6 +4,12 @@ import sys
 
 if sys.implementation.name == "cpython":
     import os
+    import signal
+
+    # `python -m tools.X` imports this first, then X's modules, which takes seconds for some. Ctrl-C meanwhile ends the command
+    # without a traceback; `tools.command.ended` then makes Ctrl-C a KeyboardInterrupt again.
+    if sys.argv[:1] == ["-m"] and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
 
     # Nothing here uses numpy's linear algebra, whose threads take half the CPU time of each start, also of child processes.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")

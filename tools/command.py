@@ -243,6 +243,8 @@ def ended(act: Callable[[], int], *failures: type[Exception], stopped: str = STO
         stopped: what is printed after Ctrl-C.
     """
     signal.signal(signal.SIGTERM, _interrupt)
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # see tools/__init__.py
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     reported: tuple[type[Exception], ...] = (Failure, *failures)
     try:
         status = act()

@@ -169,6 +169,17 @@ def test_ctrl_c_while_pytest_collects_ends_in_one_line_even_where_pytest_cannot_
     assert (ran.returncode, ran.stdout, ran.stderr) == (130, "", "\nstopped\n")
 
 
+def test_ctrl_c_while_a_command_imports_its_modules_ends_without_a_traceback(tmp_path):
+    (tmp_path / "tomllib.py").write_text("import time\nprint('importing', flush=True)\ntime.sleep(20)\n")
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    command = [sys.executable, "-m", "tools.deploy", "monitor"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=pipe, stderr=pipe, text=True) as process:
+        assert process.stdout.readline() == "importing\n"
+        process.send_signal(signal.SIGINT)
+        assert process.communicate() == ("", "") and process.returncode == -signal.SIGINT
+
+
 POOL = """
 import signal
 from tools.children import pool

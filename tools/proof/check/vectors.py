@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from tools.bootstrap import ROOT
-from tools.command import parser_of
+from tools.command import ended, parser_of
 
 FOLDER = ROOT / "host_tests" / "vectors"
 NPM = ROOT / "build" / "npm"
@@ -225,4 +225,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(ended(main, stopped="stopped"))
