@@ -51,11 +51,17 @@ def test_example_is_complete_and_valid(tmp_path):
         (GOOD + 'port = "1883"\n', ["broker.port", "'1883'", "a whole number, without quotation marks"]),
         (GOOD + "[device]\nid = 5\n", ["device.id", "5", "a text in quotation marks"]),
         (GOOD + 'host = "x"\n', ["not TOML", "line 3", "'host'", "twice"]),
+        (GOOD + 'host = "x"', ["not TOML", "end of document", "'host'", "twice"]),
         (GOOD + "[broker]\n", ["not TOML", "line 3", "'[broker]'", "twice"]),
         (GOOD + "[wifi]\nssid = home\n", ["not TOML", "line 4", "'ssid'", "a text needs quotation marks"]),
         (GOOD + '[wifi]\nssid = "home\n', ["not TOML", "line 4", "'ssid'", "closing quotation mark is missing"]),
+        (GOOD + '[wifi]\nssid = "home', ["not TOML", "end of document", "'ssid'", "closing quotation mark is missing"]),
         (GOOD + "[device]\nlog = True\n", ["not TOML", "line 4", "'log'", "true and false"]),
         (GOOD + "[readings]\ninterval_s = 0,5\n", ["not TOML", "line 4", "'interval_s'", "decimal point"]),
+        ('{"broker": "x"}', ["not TOML", "line 1", "key = value"]),
+        (GOOD + "user: me\n", ["not TOML", "line 3", "key = value"]),
+        (GOOD + 'user = "a\\b\\c"\n', ["not TOML", "line 3", "'user'", "single quotation marks"]),
+        (GOOD + '[[sensor]]\nkind = "dht22"\n', ["unknown table [sensor]", "do you mean 'sensors'"]),
         ('host = "x"\n' + GOOD, ["'host'", "above the first table", "below [broker]"]),
         (GOOD + 'tls = "ca.pem"\n', ["broker.tls", "'ca.pem'", "true or false", "broker.ca"]),
         (GOOD + "ca = 3\n", ["broker.ca", "3", "file"]),
@@ -76,8 +82,8 @@ def test_example_is_complete_and_valid(tmp_path):
         (GOOD + '[device]\nid = "house+1"\n', ["device.id", "house+1", "topics"]),
         (GOOD + '[wifi]\nssid = "home"\n', ["no Wi-Fi password", "FLASHMQTT_WIFI_PASSWORD", "config.local.toml"]),
         *(
-            (f"{GOOD}[wifi]\ncountry = {country}\n", ["wifi.country", "two letters (ISO 3166), such as AT"])
-            for country in ('"Austria"', '"A"', '"43"', "43")
+            (f"{GOOD}[wifi]\ncountry = {country}\n", ["wifi.country", "two capital letters (ISO 3166), such as AT"])
+            for country in ('"Austria"', '"at"', '"A"', '"43"', "43")
         ),
         (GOOD + "[[sensors]]\npin = 3\n", ["sensors", "kind"]),
         (GOOD + '[[sensors]]\nkind = "dht22"\nqos = 3\n', ["qos", "3", "0, 1 or 2"]),

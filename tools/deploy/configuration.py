@@ -66,14 +66,18 @@ NAME_RULE = "a text of at most 64 letters (A to Z), digits and - : . / _ that be
 NONCHARACTERS = "".join(chr(plane << 16 | low) for plane in range(17) for low in (0xFFFE, 0xFFFF))
 REFUSED = re.compile(f"[\x00-\x1f\x7f-\x9f\ufdd0-\ufdef{NONCHARACTERS}]")
 QUOTED = 100  # characters of a wrong value that an error shows
-COUNTRY = re.compile(r"([A-Za-z]{2})?")
-LINE = re.compile(r"\(at line (\d+),")
+COUNTRY = re.compile(r"([A-Z]{2})?")
+LINE = re.compile(r"\(at (?:line (\d+),|end of document\))")
 # How an error of tomllib begins -> what to do.
 TOML_HINTS = {
     "Cannot overwrite a value": "it is there twice; delete one of the two",
     "Cannot declare": "it is there twice; write all its keys below one heading",
     "Invalid value": 'a text needs quotation marks ("); true and false have small letters',
     "Illegal character '\\n'": "the closing quotation mark is missing",
+    "Invalid statement": "a line is a table's heading, [broker], or key = value",
+    "Expected '='": "a line is a table's heading, [broker], or key = value",
+    "Unescaped": "a backslash is written twice (\\\\), or the text is put into single quotation marks",
+    "Unterminated string": "the closing quotation mark is missing",
     "Expected newline": "one key and one value in a line; a number has a decimal point, and no unit",
     "'utf-8' codec": "save the file as UTF-8",
 }
@@ -101,7 +105,8 @@ def _read(path: Path) -> dict:
 def _toml_hint(text: str, error: str) -> str:
     """Return what an error of tomllib is about: the known key or table of its line (never a value), and what to do."""
     found = LINE.search(error)
-    line = text.split("\n")[int(found[1]) - 1] if found else ""
+    lines = text.rstrip().split("\n")
+    line = lines[int(found[1] or len(lines)) - 1] if found else ""
     name = line.partition("=")[0].partition("#")[0].strip()
     known = {*TABLES, *(key for table in TABLES for key in _keys(table)), "sensors", *SENSOR_KEYS, "pin"}
     hint = next((hint for words, hint in TOML_HINTS.items() if error.startswith(words)), "")
@@ -145,7 +150,7 @@ def _one(table: str, key: str, value: Any, secrets_allowed: bool) -> tuple[str, 
     if factor == 1:
         problem = _complaint(value, rule)
         if name == "country" and not (isinstance(value, str) and COUNTRY.fullmatch(value)):
-            problem = "two letters (ISO 3166), such as AT"
+            problem = "two capital letters (ISO 3166), such as AT"
     else:
         least, most = (bound / factor for bound in rule[2:])
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
@@ -299,7 +304,7 @@ def _flat(tables: dict, secrets_allowed: bool) -> dict:
                 raise ConfigurationError("sensors have to be written as [[sensors]]")
             _check_sensors(content)
             flat["sensors"] = content
-        elif table not in TABLES and not isinstance(content, dict):
+        elif table not in TABLES and not isinstance(content, dict | list):
             places = " or ".join(f"[{one}]" for one in TABLES if table in _keys(one)) or "a table's heading"
             raise ConfigurationError(f"{table!r} is above the first table: write it below {places}")
         elif table not in TABLES:
