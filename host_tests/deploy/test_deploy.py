@@ -237,7 +237,8 @@ def test_foreign_main_needs_confirmation_and_is_restored_by_wipe(tmp_path):
         with Link(device.path) as link:
             assert link.get("/main.py") == b"print('mine')\n"
         status, printed, _ = run(*words, "--yes")
-        assert status == 1 and "copied" in printed  # no broker: nothing is delivered
+        assert status == 1 and "renamed    /main.py to /main.py.before" in printed  # no broker: nothing is delivered
+        assert "copied" in printed
         with Link(device.path) as link:
             assert link.get("/main.py.before") == b"print('mine')\n"
         status, _, complaints = run("wipe", "--port", device.path, "--yes", "--journal")

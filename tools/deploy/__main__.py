@@ -431,6 +431,8 @@ def deploy(arguments: argparse.Namespace) -> None:
                 link.reset()
                 return
         link.run(_RENAME % foreign)
+        for name in foreign:
+            report_line("renamed", f"/{name} to /{name}.before; make wipe restores it")
         if copy or remove or rom is not None:
             link.create(DEPLOYING)
         if rom is not None:
@@ -489,9 +491,8 @@ def copy_files(link: Link, image: dict[str, bytes], copy: list[str], remove: lis
         for name in copy:
             bar.set_postfix_str(name, refresh=False)
             link.put(name, image[name], bar.update)
-    report_line(
-        "copied", f"{len(copy)} files, compared by SHA-256" + (f"; {len(remove)} old ones removed" if remove else "")
-    )
+    files = "1 file" if len(copy) == 1 else f"{len(copy)} files"
+    report_line("copied", f"{files}, compared by SHA-256" + (f"; old ones removed: {len(remove)}" if remove else ""))
 
 
 def prepare_journal(link: Link, sectors: int) -> None:
