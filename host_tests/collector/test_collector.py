@@ -165,6 +165,37 @@ def payloads(directory):
     return [row["payload"] for row in sealed(directory)]
 
 
+@pytest.mark.req("P1", "W12")
+@pytest.mark.parametrize("level", [4, 5])
+@in_a_loop
+async def test_only_shared_subscriptions_are_asked_for_again_in_a_known_session(tmp_path, level):
+    new, known = [bytes((0x20, level - 2, present)) + bytes(level - 3) for present in (0, 1)]
+    topics = (("$share/g/a/#", 1), ("b/#", 1))
+    async with collecting(tmp_path, level=level, topics=topics) as (broker, _):
+        await broker.accept(new, suback=b"\0\1\1" if level == 5 else b"\1\1")
+        broker.writer.close()
+        await broker.accept(known, suback=None)
+        subscribe = await broker.packet()
+        assert subscribe[0] == 0x82
+        assert subscribe[4:].lstrip(b"\0")[1:-1] == b"$share/g/a/#"
+
+
+@needs_mosquitto
+@pytest.mark.req("P1", "W12")
+def test_shared_subscription_outlasts_a_restart_of_the_broker(tmp_path):
+    broker = brokers.Broker(tmp_path / "broker", kind="mosquitto")
+    with broker:
+        collector = Process(tmp_path, broker.port, "--level", "5", "--topic", "$share/landing/flashmqtt/#")
+        collector.says("subscribed")
+        broker.stop()
+        collector._from = collector.log.stat().st_size
+        broker.start()
+        collector.says("subscribed")
+        send(broker.port, publish(b"1", 1, 1), 4)
+        wait_for_rows(tmp_path / "landing", 1)
+        assert collector.end() == 0, collector.said
+
+
 @pytest.mark.req("P1", "Q3")
 @in_a_loop
 async def test_puback_is_sent_only_after_the_sync_and_in_order(tmp_path, monkeypatch):
