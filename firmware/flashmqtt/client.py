@@ -707,9 +707,10 @@ class Client:
                     handled += 1
                     try:
                         self._handler_failed(error)
-                    except MemoryError as full:  # a call may need memory: the broker sends the message again
-                        session.leave_unacknowledged()
-                        link.fail(full, now_ms)
+                    except (MemoryError, KeyboardInterrupt) as full:  # a call may need memory
+                        if session.handed:  # it does not wait: the broker sends the message again
+                            session.leave_unacknowledged()
+                            link.fail(full, now_ms)
                         raise
             if self.errors and timeout_ms is not None:
                 self._raise()
@@ -819,14 +820,9 @@ class Client:
         """Return the queue of waiting messages; load it when it is first needed."""
         session = self.session
         if not session.waiting:
-            try:
-                from .deferred import Deferred
+            from .deferred import Deferred
 
-                session.waiting = Deferred(self, *self._waiting)
-            except BaseException as error:  # no memory: the broker sends the message again
-                session.leave_unacknowledged()
-                self.link.fail(error, ticks_ms())
-                raise
+            session.waiting = Deferred(self, *self._waiting)
         return session.waiting
 
     def call(self, handler: "Any", argument: "Any", other: "Any" = _ABSENT) -> None:

@@ -254,23 +254,24 @@ def test_message_whose_failure_was_interrupted_comes_again(at):
 @pytest.mark.req("Q3", "Q4", "R4")
 @pytest.mark.parametrize("owner, name", [(WaitingQueue, "add"), (Client, "load_waiting"), (Deferred, "failed_now")])
 @pytest.mark.parametrize("qos", [1, 2])
-def test_message_is_not_acknowledged_without_memory_for_the_call_that_lets_it_wait(owner, name, qos, monkeypatch):
+@pytest.mark.parametrize("error", [MemoryError, KeyboardInterrupt])
+def test_message_is_not_acknowledged_if_the_call_that_lets_it_wait_fails(owner, name, qos, error, monkeypatch):
     """On a board, the call of a large function needs memory."""
     broker, mqtt, seen = failing_once()
     handle = mqtt.on_message
 
-    def no_memory(*_):
+    def failing(*_):
         monkeypatch.undo()
-        raise MemoryError
+        raise error
 
     if name == "add":
         mqtt.subscribe("b", 1)
         mqtt.on_message = None
         broker.give(publish(b"a", b"0", 1, 7))
         poll_until(mqtt, lambda: mqtt.session.waiting.entries)
-    monkeypatch.setattr(owner, name, no_memory)
+    monkeypatch.setattr(owner, name, failing)
     broker.give(publish(b"a", b"1", qos, 1), *([pubrel(1)] if qos == 2 else []))
-    with pytest.raises((MemoryError, ValueError)):
+    with pytest.raises((error, ValueError)):
         poll_until(mqtt, lambda: False)
     mqtt.on_error = lambda error, message: None
     mqtt.on_message = handle
