@@ -392,7 +392,9 @@ class Client:
             filter_, timeout_s, properties: as for the blocking client's `unsubscribe`, with the same results and errors.
         """
         self._blocking._deadline(timeout_s)
-        return await self._ask(self.session.unsubscribe(filter_, properties), timeout_s)
+        from .session.several import unwant
+
+        return await self._ask(unwant(self.session, filter_, properties), timeout_s)
 
     async def _ask(self, asked: "Any", timeout_s: "float | None") -> "Any":
         link = self.link

@@ -633,7 +633,9 @@ class Client:
                 answer: the request is given up, and the broker may still have the subscription.
             DeadlineExpired: no answer in time.
         """
-        return self._ask(self._deadline(timeout_s), self.session.unsubscribe(filter_, properties))
+        from .session.several import unwant
+
+        return self._ask(self._deadline(timeout_s), unwant(self.session, filter_, properties))
 
     def _ask(self, deadline: int, asked: "Any") -> "Any":
         """Wait for the broker's answer if there is a connection; return it."""

@@ -18,6 +18,7 @@ from flashmqtt.errors import (
 from flashmqtt.session.flows import RECEIVER, SENDER
 from flashmqtt.session.ram import RamStore
 from flashmqtt.session.session import Session
+from flashmqtt.session.subscriptions import subscribe
 from wire import (
     DISCONNECT,
     CutStore,
@@ -474,8 +475,8 @@ def test_publish_in_a_handler_keeps_the_payload_intact():
 @pytest.mark.req("Q5")
 def test_level_3_retransmits_on_open_connection_with_dup():
     broker = connected(level=3, retry_ms=5000)
-    broker.session.subscribe(b"s", 1)
-    (subscribe,) = broker.took()
+    subscribe(broker.session, b"s", 1)
+    (request,) = broker.took()
     broker.session.publish(b"a", b"1", 1)
     broker.session.publish(b"a", b"2", 2)
     broker.took()
@@ -487,7 +488,7 @@ def test_level_3_retransmits_on_open_connection_with_dup():
     broker.now += 1100
     broker.connection.check(broker.now)
     assert broker.took() == [
-        bytes([subscribe[0] | DUP]) + subscribe[1:],
+        bytes([request[0] | DUP]) + request[1:],
         publish(b"a", b"1", 1, 2, dup=1),
         pubrel(3, dup=1),
     ]

@@ -408,41 +408,6 @@ class Session:
         """Return whether the session waits for any answer of the broker."""
         return self.flight > 0 or self.request_id > 0 or self.suspect is not None or self.adopted is not None
 
-    def subscribe(
-        self,
-        filter_: "bytes | bytearray | memoryview",
-        options: "Any",
-        handler: "Any" = None,
-        properties: "bytes | bytearray | memoryview | None" = None,
-    ) -> "Any":
-        """Ask for a subscription, now or as soon as there is a connection; return its entry, which has the result.
-
-        Raises:
-            InvalidTopic, UsageError, BufferTooSmall: no SUBSCRIBE can ask for it.
-        """
-        entry = self.load_requests().want(filter_, options, handler, properties)
-        if options & 3 == 2:
-            self.load_inbound()
-        return entry
-
-    def unsubscribe(self, filter_: "Any", properties: "Any" = None) -> "Any":
-        """Ask for the end of a subscription, also one made before the last restart; return its entry, which has the result.
-
-        Raises:
-            InvalidTopic, BufferTooSmall: no UNSUBSCRIBE can ask for it.
-        """
-        from .several import unwant
-
-        return unwant(self, filter_, properties)
-
-    def load_requests(self) -> "Any":
-        """Return the handler of SUBSCRIBE and UNSUBSCRIBE; load it when it is first needed."""
-        if self.requests is None:
-            from .subscriptions import Requests
-
-            self.requests = Requests(self)
-        return self.requests
-
     # --- a connection begins and ends ---
 
     def lost(self) -> None:

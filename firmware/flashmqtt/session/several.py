@@ -7,6 +7,8 @@ from flashmqtt.codec.subscribe import put_unsubscribe
 from flashmqtt.compat import TYPE_CHECKING, const
 from flashmqtt.errors import BufferTooSmall, UsageError
 
+from .subscriptions import requests_of, subscribe
+
 if TYPE_CHECKING:
     from typing import Any  # noqa: TID251
 
@@ -35,7 +37,7 @@ def want_all(session: "Any", filters: "Any", options: "Any", handler: "Any", pro
     Raises:
         InvalidTopic, UsageError, BufferTooSmall: no SUBSCRIBE can ask for one of them. Then the client asks for none.
     """
-    requests = session.load_requests()
+    requests = requests_of(session)
     pairs = []
     for filter_ in filters:
         its = options
@@ -46,11 +48,11 @@ def want_all(session: "Any", filters: "Any", options: "Any", handler: "Any", pro
         filter_ = _octets(filter_)
         requests.check(filter_, its, properties)
         pairs.append((filter_, its))
-    return Several([session.subscribe(filter_, its, handler, properties) for filter_, its in pairs])
+    return Several([subscribe(session, filter_, its, handler, properties) for filter_, its in pairs])
 
 
-def unwant(session: "Any", filter_: "Any", properties: "Any") -> "Any":
-    """Ask for the end of a subscription, or of a list of them; return the object to wait for.
+def unwant(session: "Any", filter_: "Any", properties: "Any" = None) -> "Any":
+    """Ask for the end of a subscription, also one made before the last restart, or of a list; return the object to wait for.
 
     Raises:
         InvalidTopic, BufferTooSmall: no UNSUBSCRIBE can ask for it.
@@ -67,7 +69,7 @@ def unwant(session: "Any", filter_: "Any", properties: "Any") -> "Any":
         n = put_unsubscribe(session.scratch, 0, 1, (one,), session.level, False, properties)
         if n > len(session.output.buf):
             raise BufferTooSmall("UNSUBSCRIBE of %d bytes: buffer_bytes has %d" % (n, len(session.output.buf)))
-    requests = session.load_requests()
+    requests = requests_of(session)
     entries = []
     for one in filters:
         entry = requests.entry(one)  # an unknown one may have been made before the last restart

@@ -109,7 +109,32 @@ def want(session: "Any", filter_: "Any", options: "Any", handler: "Any", propert
         from .several import want_all
 
         return want_all(session, filter_, options, handler, properties)
-    return session.subscribe(filter_, options, handler, properties)
+    return subscribe(session, filter_, options, handler, properties)
+
+
+def subscribe(
+    session: "Any",
+    filter_: "bytes | bytearray | memoryview",
+    options: "Any",
+    handler: "Any" = None,
+    properties: "bytes | bytearray | memoryview | None" = None,
+) -> "Any":
+    """Ask for a subscription, now or as soon as there is a connection; return its entry, which has the result.
+
+    Raises:
+        InvalidTopic, UsageError, BufferTooSmall: no SUBSCRIBE can ask for it.
+    """
+    entry = requests_of(session).want(filter_, options, handler, properties)
+    if options & 3 == 2:
+        session.load_inbound()
+    return entry
+
+
+def requests_of(session: "Any") -> "Any":
+    """Return the handler of a session's SUBSCRIBE and UNSUBSCRIBE; make it when it is first needed."""
+    if session.requests is None:
+        session.requests = Requests(session)
+    return session.requests
 
 
 class Requests:
