@@ -14,7 +14,7 @@ import statistics
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -43,40 +43,26 @@ REPEATS = 5
 BROKER = "max_queued_messages 0\nmax_inflight_messages 0\nset_tcp_nodelay true\npersistence true\n"
 
 
-class Board:
-    """A MicroPython process that measures one thing."""
-
-    def __init__(self, name: str, port: int, what: str, count: int = 0, qos: int = 0, window: int = 16):
-        heap = HEAP_WITH_CHIP if name == "flashmqtt" else HEAP
-        words = map(str, (MICROPYTHON, "-X", heap, DEVICE, name, port, what, count, qos, window))
-        self._lines: asyncio.Queue[str] = asyncio.Queue()
-        self._child = Child(list(words), ROOT, {"MICROPYPATH": PATH}, take=self._lines.put_nowait)
-
-    async def start(self) -> Board:
-        """Start it."""
-        await self._child.start()
-        return self
-
-    async def line(self) -> str:
-        """Return the next line that it prints."""
-        return await self._lines.get()
-
-    async def result(self) -> dict[str, float]:
-        """Return what it measured."""
-        try:
-            async with asyncio.timeout(DEADLINE_S):
-                await self._child.ended()
-        finally:
-            await self._child.kill()
-        printed = [self._lines.get_nowait() for _ in range(self._lines.qsize())]
-        if self._child.status:
-            raise RuntimeError(f"{DEVICE.name} failed: {''.join(printed)[-800:]}")
-        return ast.literal_eval(printed[-2])  # before "", the end
-
-
-async def measured(*arguments: Any) -> dict[str, float]:
-    """Return the figures of a board that measures alone: this side has nothing to do meanwhile."""
-    return await (await Board(*arguments).start()).result()
+async def measured(
+    name: str, port: int, what: str, count: int, qos: int, window: int = 16, ready: Coroutine | None = None
+) -> dict[str, float]:
+    """Return the figures of a MicroPython process that measures one thing; `ready` is awaited when it prints its first line."""
+    heap = HEAP_WITH_CHIP if name == "flashmqtt" else HEAP
+    words = list(map(str, (MICROPYTHON, "-X", heap, DEVICE, name, port, what, count, qos, window)))
+    printed: list[str] = []
+    child = Child(words, ROOT, {"MICROPYPATH": PATH}, take=printed.append)
+    try:
+        async with asyncio.timeout(DEADLINE_S):
+            await child.start()
+            if ready:
+                await holds(lambda: bool(printed), DEADLINE_S)
+                await ready
+            await child.ended()
+    finally:
+        await child.kill()
+    if child.status:
+        raise RuntimeError(f"{DEVICE.name} failed: {''.join(printed)[-800:]}")
+    return ast.literal_eval(printed[-2])  # before "", the end
 
 
 async def publish_many(port: int, count: int, qos: int, at_once: int = 50) -> None:
@@ -139,10 +125,8 @@ async def _cpu_and_heap(bench: Bench, port: int) -> None:
         for _ in range(REPEATS):
             for name in counts:
                 took["publish", name].append((await measured(name, port, "send", counts[name], qos))["cpu_us"])
-                board = await Board(name, port, "take", count, qos).start()
-                await board.line()
-                await publish_many(port, count, qos)
-                took["receive", name].append((await board.result())["cpu_us"])
+                received = await measured(name, port, "take", count, qos, ready=publish_many(port, count, qos))
+                took["receive", name].append(received["cpu_us"])
         for what in ("publish", "receive"):
             ratio = statistics.median(took[what, ours]) / statistics.median(took[what, simple])
             bench.figure(f"session.{what}_qos{qos}.cpu_ratio_umqtt_simple", ratio)
