@@ -59,7 +59,7 @@ class Outcome:
         self.published = {qos: len(payloads) for qos, payloads in sent.items()}
         self.missing = {qos: len(payloads - landed.found[qos].keys()) for qos, payloads in sent.items()}
         self.repeated = {qos: landed.again[qos] for qos in sent}
-        self.copies, self.segments = landed.found[0].total(), landed.segments
+        self.copies = landed.found[0].total()
         strange = [landed.found[0].keys() - sent[1], *(landed.found[qos].keys() - sent[qos] for qos in sent)]
         self.holds = not any((*self.missing.values(), *self.repeated.values(), *strange))
 
@@ -118,7 +118,7 @@ def main(argv: list[str] | None = None) -> int:
             f"{outcome.repeated[qos]} more than once" + (f", {outcome.copies} copies marked" if qos == 1 else "")
         )
     verdict = "holds" if outcome.holds else "BROKEN"
-    print(f"{arguments.kills} kills, {outcome.segments} segments, seed {arguments.seed}: {verdict}")
+    print(f"{arguments.kills} kills, seed {arguments.seed}: {verdict}")
     return 0 if outcome.holds else 1
 
 

@@ -22,7 +22,7 @@ from tools.command import Failure, progress_bar
 from tools.proof.board import VirtualBoard
 from tools.proof.chain import ABSENCE, BROKER, COLLECTOR, COLLECTOR_LINK, LINK, POWER, SILENCE, Chain, RunStats, live
 from tools.proof.proxy import Proxy
-from tools.proof.soak.samples import Sample, Wear, of_process
+from tools.proof.soak.samples import Sample, Wear
 
 AGAIN = 0.25  # the share of power cuts that are followed by another one while the board starts
 AGAIN_S = 0.4
@@ -206,9 +206,8 @@ class Fleet:
         chain, at, add = self._chain, self._chain.now(), self.stats.samples.append
         for wear in self.stats.wear.values():
             wear.look()
-        with contextlib.suppress(psutil.Error):  # a program was killed
-            if chain.broker.running:
-                add(of_process(at, "broker", psutil.Process(chain.broker.pid)))
-        with contextlib.suppress(psutil.Error):
-            if chain.collector.pid:
-                add(of_process(at, "collector", psutil.Process(chain.collector.pid)))
+        broker = chain.broker.pid if chain.broker.running else 0
+        for name, pid in (("broker", broker), ("collector", chain.collector.pid)):
+            with contextlib.suppress(psutil.Error):  # it was killed
+                if pid:
+                    add(Sample(at, name, pid, psutil.Process(pid).memory_info().rss))

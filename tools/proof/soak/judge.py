@@ -175,7 +175,6 @@ class Landing:
     """
 
     found: dict[int, Counter[bytes]]
-    segments: int = 0
 
     @property
     def messages(self) -> int:
@@ -210,4 +209,4 @@ def landing(directory: Path) -> Landing:
             found[qos][payload] += 1
     for what, numbers in (("segments", [segment.number for segment in segments]), ("rows", rows)):
         assert sorted(numbers) == list(range(1, len(numbers) + 1)), f"{directory}: the numbers of its {what} have gaps"
-    return Landing(found, len(segments))
+    return Landing(found)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import psutil  # type: ignore[import-untyped]
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -43,11 +42,6 @@ class Sample:
 def write(samples: list[Sample], path: Path) -> None:
     """Write samples as Parquet."""
     pq.write_table(pa.Table.from_pylist([asdict(sample) for sample in samples]), path)
-
-
-def of_process(at_s: float, name: str, process: psutil.Process) -> Sample:
-    """Return the resident memory of a process."""
-    return Sample(at_s, name, process.pid, process.memory_info().rss)
 
 
 class Wear:
