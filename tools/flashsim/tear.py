@@ -1,11 +1,10 @@
 """Tear the flash operation that was running when a virtual board's process was killed.
 
-    tear(image, intent, rng) -> str
+    tear(image, intent, rng) -> bool
 
 Call this on the host after a kill -9, with the two paths of `nor.FileNorFlash` and a `random.Random`. If an operation was
 running, the image gets a result that `nor.NorFlash` leaves after a power cut (program: a prefix of the bytes or a subset of the
-bits; erase: any bits), the intent is cleared, and the result is a one-line description. Otherwise nothing changes, and the result
-is "".
+bits; erase: any bits), the intent is cleared, and the result is True. Otherwise nothing changes, and the result is False.
 """
 
 from __future__ import annotations
@@ -34,38 +33,24 @@ def in_flight(intent: str | os.PathLike[str]) -> tuple[str, int, bytes, bytes] |
     return text[:1].decode(), offset, body[8 : 8 + n], body[8 + n :]
 
 
-def tear(image: str | os.PathLike[str], intent: str | os.PathLike[str], rng: random.Random) -> str:
-    """Write a torn result of the interrupted operation; return a one-line description, or "" if there was none."""
+def tear(image: str | os.PathLike[str], intent: str | os.PathLike[str], rng: random.Random) -> bool:
+    """Write a torn result of the interrupted operation; return whether there was one."""
     found = in_flight(intent)
     if found is None:
-        return ""
+        return False
     kind, offset, old, new = found
-    n, at = len(old), offset % SECTOR_BYTES
+    at = offset % SECTOR_BYTES
     chip = NorFlash(SECTOR_BYTES, "esp32")
     chip.poke(at, old)
-    model, variant = rng.choice(("prefix", "bits")) if kind == "P" else "bits", rng.randrange(10000)
-    chip.arm(1, model, variant)
+    chip.arm(1, rng.choice(("prefix", "bits")) if kind == "P" else "bits", rng.randrange(10000))
     with contextlib.suppress(PowerCut):
         if kind == "P":
             chip.writeblocks(0, bytearray(new), at)
         else:
             chip.ioctl(6, 0)
-    left = bytes(chip.peek(at, n))
-    if kind == "E":
-        description = f"erase at {offset:#x} torn: {_bits(left, new)} bits left"
-    elif model == "prefix":
-        description = f"program of {n} bytes at {offset:#x} torn: the first {variant % (n + 1)} landed"
-    else:
-        wanted = bytes(a & b for a, b in zip(old, new, strict=True))
-        missing = f"{_bits(left, wanted)} of {_bits(old, wanted)} bits missing"
-        description = f"program of {n} bytes at {offset:#x} torn: {missing}"
     with open(image, "r+b") as flash:
         flash.seek(offset)
-        flash.write(left)
+        flash.write(chip.peek(at, len(old)))
     with open(intent, "r+b") as cleared:
         cleared.write(b"-")
-    return description
-
-
-def _bits(one: bytes, other: bytes) -> int:
-    return sum((a ^ b).bit_count() for a, b in zip(one, other, strict=True))
+    return True

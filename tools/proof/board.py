@@ -87,7 +87,7 @@ class VirtualBoard:
         self.console = directory / "console.log"
         self.progress = Progress()
         self.cuts = 0
-        self.torn: list[str] = []  # descriptions of the flash operations that a power cut tore
+        self.torn = 0  # flash operations that a power cut tore
         self.boots: list[Boot] = []
         self.connects = 0
         self.dropped = 0  # by policy or refused: the highest count of any boot
@@ -120,15 +120,13 @@ class VirtualBoard:
         await self._child.start()
         self.progress.connects = 0
 
-    async def power_cut(self, rng: random.Random) -> str:
-        """Cut the power and record this boot's counters; return a description of the torn operation, or ""."""
+    async def power_cut(self, rng: random.Random) -> None:
+        """Cut the power and record this boot's counters."""
         await self._child.kill()
         self._count_connects()
-        torn = tear(self.flash, self._intent, rng)
+        self.torn += tear(self.flash, self._intent, rng)
         self.cuts += 1
-        self.torn += [torn] if torn else []
         self.note_counters()
-        return torn
 
     async def finished(self) -> None:
         """Wait until the program ends by itself.

@@ -216,7 +216,7 @@ class RunStats:
 
     Attributes:
         faults: how often each fault was applied.
-        torn: a line for each power cut that tore a flash operation.
+        torn: how many power cuts tore a flash operation.
         messages: how many the boards stored; dropped: for how many they had no room.
         expected: the messages that the boards have stored, in the form that the pipeline's audit reads.
     """
@@ -226,7 +226,7 @@ class RunStats:
     seconds: float = 0.0
     began_us: int = 0
     faults: Counter[str] = field(default_factory=Counter)
-    torn: list[str] = field(default_factory=list)
+    torn: int = 0
     link_cuts_inside_a_packet: int = 0
     boots: int = 0
     connects: int = 0
@@ -239,7 +239,7 @@ class RunStats:
         count = self.faults
         further = [f"{count[kind]} {kind}s" for kind in (SILENCE, ABSENCE, BROKER, COLLECTOR_LINK) if count[kind]]
         return [
-            f"faults     {count[POWER]} power cuts ({len(self.torn)} tore a flash operation), {count[LINK]} link cuts "
+            f"faults     {count[POWER]} power cuts ({self.torn} tore a flash operation), {count[LINK]} link cuts "
             f"({self.link_cuts_inside_a_packet} inside a packet), {count[COLLECTOR]} kills of the collector",
             f"           {', '.join([*further, f'seed {self.seed}'])}",
             f"{who:10} {self.messages:,} messages stored in {self.boots} boots, {self.connects} connections, "

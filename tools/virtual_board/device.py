@@ -120,8 +120,8 @@ class Device:
         self._wait_until_ready()
         return self
 
-    def power_cut(self, seed: int = 0) -> str:
-        """Switch the power off and on; return a description of what was torn."""
+    def power_cut(self, seed: int = 0) -> bool:
+        """Switch the power off and on; return whether that tore a flash operation."""
         with self._lock:
             self._kill()
             torn = tear(self.directory / "flash.bin", self.directory / "flash.intent", random.Random(seed))

@@ -146,8 +146,8 @@ class Board:
             await asyncio.sleep(0.05)
         await asyncio.gather(self._program.do("disconnect"), self._program.do("over"))
 
-    async def off(self, rng: random.Random) -> str:
-        """Cut its power; return a description of the torn flash operation, or ""."""
+    async def off(self, rng: random.Random) -> bool:
+        """Cut its power; return whether that tore a flash operation."""
         await self._program.off()
         return tear(self._flash, f"{self._flash}.intent", rng)
 
@@ -185,7 +185,7 @@ async def run_case(case: Case) -> Verdict:
                     break  # the program ended by itself
                 proxy.refuse("power")
                 proxy.cut()  # bytes in flight are lost with the power
-                verdict.torn += bool(await board.off(rng))
+                verdict.torn += await board.off(rng)
                 verdict.kills += 1
                 await asyncio.gather(living, return_exceptions=True)
                 proxy.admit("power")
