@@ -144,7 +144,6 @@ def test_expected_error_is_one_line_and_others_are_raised(capsys):
         *(
             "pipeline.run --follow 1e300",
             "proof.fleet --landing x --devices 0",
-            "proof.fleet --landing x --interval nan",
         ),
         *("proof.fleet --landing x --messages -5", "proof.fleet --landing /dev/null"),
         *(f"{name} --unknown x" for name in ("deploy.package", "pipeline.java", "pipeline.archive")),

@@ -95,12 +95,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--landing", type=folder, required=True)
     parser.add_argument("--devices", type=number(int, 1, 10_000_000), default=1000)
     parser.add_argument("--messages", type=number(int, 1, 10**9), default=500_000)
-    parser.add_argument(
-        "--interval", type=number(float, 0.001, 1e6), default=1.0, metavar="SECONDS", help="between a device's messages"
-    )
     options = parser.parse_args(argv)
-    fleet = Fleet(options.devices, round(1000 * options.interval))
-    print(f"{write(fleet, options.landing, options.messages):,} rows in {options.landing}")
+    print(f"{write(Fleet(options.devices), options.landing, options.messages):,} rows in {options.landing}")
     return 0
 
 
