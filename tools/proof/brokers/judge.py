@@ -110,8 +110,9 @@ def number_of(payload: bytes) -> int:
 
 @dataclass
 class _Wire:
-    """What the packets show."""
+    """What the packets show; nothing with TLS, where they are not known."""
 
+    known: bool = False
     passed_in: Counter = field(default_factory=Counter)  # number -> how often the broker sent it
     flows_in: Counter = field(default_factory=Counter)  # ... as a new message each time, as far as a receiver can know
     retain_in: dict[int, bool] = field(default_factory=dict)
@@ -137,7 +138,7 @@ class _Wire:
 
 def read_wire(trace: list[Seen], level: int, expected: dict[int, Message], prefix: str = "") -> _Wire:
     """Read a trace; `prefix` is the beginning of every topic of the case."""
-    wire = _Wire()
+    wire = _Wire(known=True)
     out_by_id: dict[int, int] = {}  # packet id -> number, of the board's messages
     out_phase: dict[int, str] = {}  # number -> what it waits for
     in_phase: dict[int, int] = {}  # packet id -> number of the message for which the broker awaits an answer
@@ -230,16 +231,16 @@ def read_wire(trace: list[Seen], level: int, expected: dict[int, Message], prefi
 
 def judge(seen: Verdict) -> Verdict:
     """Find the faults, of the client and of the broker; return the verdict with them."""
-    wire = read_wire(seen.trace, seen.level, seen.sent_in, seen.prefix) if seen.trace is not None else None
+    wire = _Wire() if seen.trace is None else read_wire(seen.trace, seen.level, seen.sent_in, seen.prefix)
     ours, theirs = seen.problems, seen.theirs
-    if wire is not None:
-        for text in wire.broken:
-            (ours if text.startswith("the client") else theirs).append(text)
+    for text in wire.broken:
+        (ours if text.startswith("the client") else theirs).append(text)
+    if wire.known:
         _judge_broker(seen, wire, theirs)
     if seen.refusal is not None:
         _judge_refusal(seen, wire)
         return seen
-    if wire.strays if wire is not None else seen.strays:
+    if wire.strays if wire.known else seen.strays:
         theirs.append("sends messages of topics that were not asked for")
     elif seen.strays:
         ours.append(f"handed over messages of other topics than came: {seen.strays}")
@@ -267,10 +268,10 @@ def _judge_broker(seen: Verdict, wire: _Wire, theirs: list[str]) -> None:
         theirs.append("forgets the session" + (" when it is killed" if seen.killed else ""))
 
 
-def _judge_refusal(seen: Verdict, wire: _Wire | None) -> None:
+def _judge_refusal(seen: Verdict, wire: _Wire) -> None:
     name, code = seen.refusal or ("", 0)
-    said = [one for one in wire.connack if one] if wire else []
-    if wire is not None and not said:
+    said = [one for one in wire.connack if one]
+    if wire.known and not said:
         seen.theirs.append("closes the connection instead of saying why" if not wire.connack else "takes any password")
         if name != "ConnectionLost":
             seen.problems.append(f"a connection closed without CONNACK ends in {name}")
@@ -283,20 +284,19 @@ def _judge_refusal(seen: Verdict, wire: _Wire | None) -> None:
         seen.theirs.append(f"refuses a wrong password with code {said[0]:#04x}")
 
 
-def _judge_in(seen: Verdict, wire: _Wire | None) -> None:
+def _judge_in(seen: Verdict, wire: _Wire) -> None:
     """Judge the messages to the board."""
-    ours, theirs = seen.problems, seen.theirs
     taken = Counter(one.number for one in seen.got)
     groups: dict[tuple[str, str], list[int]] = defaultdict(list)
     for number, message in seen.sent_in.items():
         if not taken[number] and message.size in seen.oversize:
             seen.told = ["skipped and reported"]
         elif not taken[number]:
-            if wire is not None and number in wire.unreleased:
+            if number in wire.unreleased:
                 groups["theirs", "no PUBREL follows PUBREC"].append(number)
-            elif wire is not None and number in wire.unrepeated:
+            elif number in wire.unrepeated:
                 groups["theirs", "not sent again, though it had no answer"].append(number)
-            elif wire is None or wire.passed_in[number]:
+            elif not wire.known or wire.passed_in[number]:
                 groups["ours", "not handed over"].append(number)
             elif wire.unanswered_in:
                 groups["ours", "not sent by the broker, which waits for answers to earlier ones"].append(number)
@@ -304,22 +304,19 @@ def _judge_in(seen: Verdict, wire: _Wire | None) -> None:
                 what = " that it has acknowledged to the publisher" if message.acknowledged else ""
                 groups["theirs", "never sends a message" + what].append(number)
         elif taken[number] > 1 and message.qos == 2:
-            granted_less = wire is not None and any(code < 2 for code in wire.granted.values())
-            if wire is not None and wire.flows_in[number] >= taken[number]:
-                if not granted_less:
-                    groups["theirs", "sends at QoS 2 as a new message once more"].append(number)
-            else:
+            if wire.flows_in[number] < taken[number]:
                 groups["ours", "handed over twice at QoS 2"].append(number)
+            elif all(code >= 2 for code in wire.granted.values()):
+                groups["theirs", "sends at QoS 2 as a new message once more"].append(number)
     for one in seen.got:
         sent = seen.sent_in.get(one.number)
         if sent is None:
-            told = wire is not None and wire.passed_in[one.number]
-            groups["theirs" if told else "ours", "sent by nobody"].append(one.number)
+            groups["theirs" if wire.passed_in[one.number] else "ours", "sent by nobody"].append(one.number)
         elif (one.length, one.crc) != (sent.size, binascii.crc32(body(one.number, sent.size))):
-            right = wire is None or one.number in wire.right_in
+            right = not wire.known or one.number in wire.right_in
             groups["ours" if right else "theirs", "other content"].append(one.number)
         wanted = one.number in seen.retained_in
-        if wire is not None and one.retain != wanted and taken[one.number] == 1:
+        if wire.known and one.retain != wanted and taken[one.number] == 1:
             right = wire.retain_in.get(one.number) == wanted
             where = "with RETAIN" if one.retain else "without RETAIN"
             groups["ours" if right else "theirs", f"arrives {where}"].append(one.number)
@@ -327,39 +324,38 @@ def _judge_in(seen: Verdict, wire: _Wire | None) -> None:
     for qos in () if seen.killed else (1, 2):  # a killed broker begins again with its database
         mine = [number for number in firsts if number in seen.sent_in and seen.sent_in[number].qos == qos]
         if mine != sorted(mine):
-            wires = [] if wire is None else [number for number in wire.order_in if number in mine]
-            (theirs if wires == mine else ours).append(
-                f"QoS {qos} arrives out of order" if wires == mine else f"QoS {qos} handed over out of order"
-            )
+            if mine == [number for number in wire.order_in if number in mine]:
+                seen.theirs.append(f"QoS {qos} arrives out of order")
+            else:
+                seen.problems.append(f"QoS {qos} handed over out of order")
     _tell(groups, seen, "in")
 
 
-def _judge_out(seen: Verdict, wire: _Wire | None) -> None:
+def _judge_out(seen: Verdict, wire: _Wire) -> None:
     """Judge the messages from the board."""
     arrived = Counter(number_of(payload) for payload in seen.arrived)
     groups: dict[tuple[str, str], list[int]] = defaultdict(list)
     for number, message in seen.sent_out.items():
         if message.qos and seen.left and number not in seen.delivered:
-            if wire is not None and number in wire.unanswered and number not in wire.finished_out:
+            if number in wire.unanswered and number not in wire.finished_out:
                 groups["theirs", "leaves without an answer"].append(number)
-            elif wire is None or wire.passed_out[number]:
+            elif not wire.known or wire.passed_out[number]:
                 groups["ours", "acknowledged, but not reported as delivered"].append(number)
             else:
                 groups["ours", "never sent"].append(number)
         if not message.size:
             continue
         if not arrived[number]:
-            if wire is not None and number in wire.finished_out:
+            if number in wire.finished_out:
                 groups["theirs", "acknowledged and never passed on"].append(number)
-            elif wire is not None and wire.passed_out[number]:
+            elif wire.passed_out[number]:
                 groups["theirs", "not passed on"].append(number)
             else:
                 groups["ours", "did not arrive"].append(number)
         elif arrived[number] > 1 and message.qos == 2:
-            once = wire is not None and (wire.flows_out[number] == 1 or number in wire.in_doubt)
-            groups["theirs" if once else "ours", "passed on twice at QoS 2" if once else "sent twice at QoS 2"].append(
-                number
-            )
+            once = wire.flows_out[number] == 1 or number in wire.in_doubt
+            what = ("theirs", "passed on twice at QoS 2") if once else ("ours", "sent twice at QoS 2")
+            groups[what].append(number)
     for payload in seen.arrived:
         number = number_of(payload)
         if number in seen.sent_out and payload != body(number, seen.sent_out[number].size):
