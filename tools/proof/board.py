@@ -29,15 +29,6 @@ class BoardFailed(Failure):
 
 
 @dataclass
-class Boot:
-    """One boot in the journal: its number, and the first and last stored sequence number; last < first: it stored nothing."""
-
-    boot: int
-    first: int
-    last: int
-
-
-@dataclass
 class Progress:
     """The last values that the board's console printed."""
 
@@ -47,18 +38,6 @@ class Progress:
     connects: int = 0
     dropped: int = 0
     done: bool = False
-
-
-def inspect(image: bytes) -> tuple[int, int]:
-    """Return the boot number and the number of stored messages of the journal in an image. The image is not changed.
-
-    Raises:
-        StoreError: the image has no journal that mounts.
-    """
-    region = RamRegion(len(image) // SECTOR_BYTES, page_bytes=PAGE_BYTES, cells=bytearray(image))
-    journal = Journal(region)
-    # This mount counts as one more boot.
-    return journal.boot - 1, journal.stored
 
 
 class VirtualBoard:
@@ -88,8 +67,8 @@ class VirtualBoard:
         self.progress = Progress()
         self.cuts = 0
         self.torn = 0  # flash operations that a power cut tore
-        self.boots: list[Boot] = []
-        self.connects = 0
+        # Each boot in the journal: its number, and the first and last stored sequence number; last < first: it stored nothing.
+        self.boots: list[dict[str, int]] = []
         self.dropped = 0  # by policy or refused: the highest count of any boot
         self.flash = directory / "flash.bin"
         self._intent = directory / "flash.intent"
@@ -123,7 +102,6 @@ class VirtualBoard:
     async def power_cut(self, rng: random.Random) -> None:
         """Cut the power and record this boot's counters."""
         await self._child.kill()
-        self._count_connects()
         self.torn += tear(self.flash, self._intent, rng)
         self.cuts += 1
         self.note_counters()
@@ -144,32 +122,27 @@ class VirtualBoard:
     async def asleep(self) -> None:
         """Wait until the program ends, as a board does to sleep."""
         await self._child.ended()
-        self._count_connects()
 
     async def stop(self) -> None:
         """End the process, if it runs."""
         await self._child.kill()
-        self._count_connects()
 
     def note_counters(self) -> None:
         """Read from the flash which messages the last boot has stored."""
         if not self.flash.exists():
             return
-        boot, stored = inspect(self.flash.read_bytes())
-        known = self.boots[-1].last if self.boots else 0
-        if self.boots and self.boots[-1].boot == boot:
-            self.boots[-1].last = stored  # the last start ended before it counted as a boot
+        image = bytearray(self.flash.read_bytes())
+        journal = Journal(RamRegion(len(image) // SECTOR_BYTES, page_bytes=PAGE_BYTES, cells=image))
+        boot = journal.boot - 1  # this mount counts as one more
+        if self.boots and self.boots[-1]["boot"] == boot:
+            self.boots[-1]["last"] = journal.stored  # the last start ended before it counted as a boot
         elif boot:
-            self.boots.append(Boot(boot, known + 1, stored))
+            first = self.boots[-1]["last"] + 1 if self.boots else 1
+            self.boots.append({"boot": boot, "first": first, "last": journal.stored})
 
     def expected(self) -> dict:
         """Return the board's stored messages in the form that the pipeline's audit reads."""
-        return {self.device: {"boots": [vars(boot) for boot in self.boots]}}
-
-    def _count_connects(self) -> None:
-        self.connects += self.progress.connects
-        self.dropped = max(self.dropped, self.progress.dropped)
-        self.progress.connects = 0
+        return {self.device: {"boots": self.boots}}
 
     def _take(self, line: str) -> None:
         """Take a line of the console."""
@@ -180,5 +153,6 @@ class VirtualBoard:
             for key, _, value in (word.partition("=") for word in rest.split()):
                 if key in ("boot", "stored", "waiting", "connects", "dropped") and value.isdigit():
                     setattr(self.progress, key, int(value))
+            self.dropped = max(self.dropped, self.progress.dropped)
         elif kind == "done":
             self.progress.done = True

@@ -229,7 +229,6 @@ class RunStats:
     torn: int = 0
     link_cuts_inside_a_packet: int = 0
     boots: int = 0
-    connects: int = 0
     messages: int = 0
     dropped: int = 0
     expected: dict = field(default_factory=dict)
@@ -242,8 +241,7 @@ class RunStats:
             f"faults     {count[POWER]} power cuts ({self.torn} tore a flash operation), {count[LINK]} link cuts "
             f"({self.link_cuts_inside_a_packet} inside a packet), {count[COLLECTOR]} kills of the collector",
             f"           {', '.join([*further, f'seed {self.seed}'])}",
-            f"{who:10} {self.messages:,} messages stored in {self.boots} boots, {self.connects} connections, "
-            f"{self.seconds:.0f} s",
+            f"{who:10} {self.messages:,} messages stored in {self.boots} boots, {self.seconds:.0f} s",
         ]
 
 
@@ -330,8 +328,7 @@ class Chain:
             stats.expected |= board.expected()
             stats.torn += board.torn
             stats.boots += len(board.boots)
-            stats.connects += board.connects
-            stats.messages += board.boots[-1].last
+            stats.messages += board.boots[-1]["last"]
             stats.dropped += board.dropped
             stats.link_cuts_inside_a_packet += proxy.cuts_inside_a_packet
 
