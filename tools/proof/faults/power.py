@@ -8,7 +8,6 @@ after its handler ran: no client can know whether the application has used it. S
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 import re
 import tempfile
@@ -27,7 +26,7 @@ from tools.proof.faults.runner import settings
 from tools.proof.program import BoardFailed, Program, ProgramEnded, holds
 from tools.proof.proxy import Proxy
 
-HEAP = os.environ.get("FLASHMQTT_FAULTS_HEAP", "256K")
+HEAP = "256K"
 # The flash operations take a share of their typical time, so that cuts fall into them and between them.
 SETTINGS = {
     "window": 8,

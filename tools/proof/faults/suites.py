@@ -6,7 +6,6 @@ The places come from a trace, so that none is left out when a flow changes.
 from __future__ import annotations
 
 import contextlib
-import os
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field, replace
@@ -109,7 +108,7 @@ FULL = (
         _cases("4", "12", window=8, count=12, store="journal"),
         ("rst",),
         BORDERS,
-        heap=os.environ.get("FLASHMQTT_FAULTS_HEAP", "144K"),
+        heap="144K",
     ),
     Suite("in the journal", _cases("345", "12", store="journal"), ("fin", "rst")),
     Suite("both ways at once", _cases("345", "12", ("both",)), ("rst",), BORDERS),
