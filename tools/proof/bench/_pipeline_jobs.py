@@ -28,7 +28,7 @@ PACK = (
 )
 SAMPLE_S = 0.25
 MEMORY_EVERY = 4  # samples
-DAY_DEVICES, DAY_MESSAGES = 1000, 100  # messages of each device and day
+DAY_DEVICES = 1000
 
 
 class Meter:
@@ -155,7 +155,7 @@ def spark(landings: list[str], out: Path) -> None:
 def days(histories: list[str], out: Path) -> None:
     """Measure one more day (batch, verdict and report) after each history: three times each, in a warm Spark session.
 
-    A history is a number of days. `x` and a number after it give the messages per device and day.
+    A history is a number of days, `x`, and the messages per device and day.
     """
     from tools.pipeline import report, session, stream, verdict
     from tools.proof import fleet
@@ -165,7 +165,7 @@ def days(histories: list[str], out: Path) -> None:
     for spec in histories:
         fresh(out)
         landing, tables = out / "landing", str(out / "tables")
-        history, messages = map(int, (spec if "x" in spec else f"{spec}x{DAY_MESSAGES}").split("x"))
+        history, messages = map(int, spec.split("x"))
         board = fleet.Fleet(DAY_DEVICES, interval_ms=86_400_000 // messages, boot_every=messages)  # a boot each day
         size = DAY_DEVICES * messages
 

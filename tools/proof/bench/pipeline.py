@@ -26,7 +26,7 @@ from tools.proof.bench.figures import Bench
 
 AREA_S = 2400  # it takes some minutes on a quiet machine
 SIZES = (500_000, 8_000_000)
-HISTORIES = (1, 10, 100)
+HISTORIES = ("1x100", "10x100", "100x100")  # days, messages of each device a day
 START_RUNS = 3
 BOOTS = (20_000, 120_000)  # of two fleets; the difference of their CPU times gives the cost of a changed boot
 
@@ -143,6 +143,4 @@ def told(bench: Bench, measured: dict[str, list[dict[str, Any]]], starts: list[f
     for one in measured["days"]:
         days.setdefault(one["history"], []).append(one["cpu_s"])
     least = {history: min(each) for history, each in days.items()}  # noise only adds time
-    for history, cpu_s in least.items():
-        bench.figure(f"pipeline.day_after_{history}.cpu_s", cpu_s)
     bench.figure("pipeline.one_more_day.ratio_100_to_1", least[max(least)] / least[min(least)])
