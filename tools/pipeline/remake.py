@@ -2,8 +2,8 @@
 
 Use it for a later version that reads payloads in another way, for another number of buckets, or if an output may be wrong.
 First it checks that the raw data is complete: tables can't be made again from retired segments. If segments are missing,
-it makes nothing, except with `--partly`. The new tables are in another folder; the old ones are not changed. At the end it
-compares the sums of both. Exit status: 0 if they agree, 1 if they differ, 2 if it could not run.
+it makes nothing. The new tables are in another folder; the old ones are not changed. At the end it compares the sums of both.
+Exit status: 0 if they agree, 1 if they differ, 2 if it could not run.
 """
 
 from __future__ import annotations
@@ -68,26 +68,18 @@ def main(argv: list[str] | None = None) -> int:
         help="device buckets (default: as many as the old tables have)",
     )
     parser.add_argument("--mapping", help="the mapping file that the old tables were made with, or a new one")
-    parser.add_argument(
-        "--segments-per-batch", type=number(int, 1), default=stream.SEGMENTS_PER_BATCH, help="segments of one commit"
-    )
-    parser.add_argument("--partly", action="store_true", help="make the tables although segments are missing")
     given = parser.parse_args(argv)
     options.check_outside("--to", given.to, given.landing)
     rules = mapping.read(given.mapping) if given.mapping else mapping.Mapping()
     old, new, landing = Output(given.out), Output(given.to), Storage(given.landing)
     buckets = given.buckets or old.check_format()
     before = old.newest()
-    gone = lacking(landing, before.read)
-    if gone and not given.partly:
-        raise Failure(
-            f"the raw data is incomplete: {listed(gone)} are not in {landing.uri}. Restore them,"
-            " or make tables only from the rest: --partly"
-        )
+    if gone := lacking(landing, before.read):
+        raise Failure(f"the raw data is incomplete: {listed(gone)} are not in {landing.uri}. Restore them")
     if new.latest() is not None:
         raise Failure(f"{given.to} has tables already: give another --to")
     with new.locked(), session.opened(given.master, new.storage) as spark:
-        where = (given.landing, given.to, f"{given.to.rstrip('/')}/checkpoint", buckets, given.segments_per_batch)
+        where = (given.landing, given.to, f"{given.to.rstrip('/')}/checkpoint", buckets)
         job = stream.Job(spark, *where, on_commit=print_batch, mapping=rules)
         job.start().awaitTermination()
     found = verdict.judge(new)
@@ -95,8 +87,6 @@ def main(argv: list[str] | None = None) -> int:
     differ = differences(before.summary["totals"], found.totals)
     for line in differ:
         print(f"  {line}")
-    if gone:
-        print(f"  made without {listed(gone)}")
     if differ and given.mapping:
         print("  a new mapping may make other sums: check that these are what you expect")
     if not differ:
