@@ -231,8 +231,6 @@ class Delta:
                 json.dumps(stats),
             )
 
-        if len(names) < READERS:
-            return [one(name) for name in names]
         with ThreadPoolExecutor(READERS) as pool:
             return list(pool.map(one, names))
 
@@ -269,7 +267,7 @@ def address(storage: Storage, name: str = "") -> str:
     """Return a file's path in the form that deltalake needs."""
     if storage.local:
         return storage.path(name)
-    return storage.address(name).replace("s3a://", "s3://", 1).replace("s3n://", "s3://", 1)
+    return storage.address(name).replace("s3a://", "s3://", 1)
 
 
 def _milliseconds(moment: datetime.datetime, more_us: int) -> str:

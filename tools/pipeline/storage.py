@@ -55,26 +55,15 @@ class Storage:
         self.uri = uri.rstrip("/")
         if len(self.uri) == uri.find("://") + 1:  # without "/" it would be another, relative path
             raise StorageError(f"{uri} is the root of a file system: give a folder in it")
-        self._open()
-
-    def _open(self) -> None:
-        uri = self.uri
-        if "://" not in uri:
-            uri = Path(uri).absolute().as_uri()
-        elif uri.startswith(("s3a://", "s3n://")):
-            uri = "s3://" + uri.split("://", 1)[1]
+        there = self.uri.replace("s3a://", "s3://", 1) if "://" in self.uri else Path(self.uri).absolute().as_uri()
         try:
-            self.fs, self.root = pafs.FileSystem.from_uri(uri)
+            self.fs, self.root = pafs.FileSystem.from_uri(there)
         except (OSError, pa.ArrowException, ValueError) as error:
             raise StorageError(f"{self.uri}: {error}. Use a path, file://, s3a:// or hdfs://") from error
         self.local = isinstance(self.fs, pafs.LocalFileSystem)
 
-    def __getstate__(self) -> str:
-        return self.uri
-
-    def __setstate__(self, uri: str) -> None:
-        self.uri = uri
-        self._open()
+    def __reduce__(self) -> tuple[type[Storage], tuple[str]]:
+        return Storage, (self.uri,)
 
     @property
     def place(self) -> tuple[str, str]:
