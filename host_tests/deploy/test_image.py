@@ -68,7 +68,7 @@ def sources(tmp_path, monkeypatch):
 def make_image(sources, *words, board="pico"):
     """Run the command; return its status."""
     made = sources.parent / "made"
-    return image.main(["--board", board, "--micropython", str(sources), "--output", str(made), "--jobs", "1", *words])
+    return image.main(["--board", board, "--micropython", str(sources), "--output", str(made), *words])
 
 
 def content(folder):

@@ -77,7 +77,6 @@ class Wanted(argparse.Namespace):
     manifest: Path | None
     c_modules: Path | None
     output: Path
-    jobs: int
 
     @property
     def chip(self) -> str:
@@ -287,10 +286,9 @@ def built(wanted: Wanted) -> Path:
     for name in ("BOARD", "BOARD_DIR", "BUILD", "MANIFEST", "USER_C_MODULES", "PYTHONPATH", "MAKEOVERRIDES"):
         environment.pop(name, None)  # set by `make image BOARD=...`
     cross = target / "mpy-cross"
-    report_line(
-        "build", f"mpy-cross, then the port, {wanted.jobs} jobs at a time; output goes to {os.path.relpath(log)}"
-    )
-    run(["make", "-C", str(wanted.micropython / "mpy-cross"), f"-j{wanted.jobs}", f"BUILD={cross}"], environment, log)
+    jobs = f"-j{os.cpu_count() or 1}"
+    report_line("build", f"mpy-cross, then the port; output goes to {os.path.relpath(log)}")
+    run(["make", "-C", str(wanted.micropython / "mpy-cross"), jobs, f"BUILD={cross}"], environment, log)
     environment["MICROPY_MPYCROSS"] = str(cross / "mpy-cross")
     # CMake's cache would keep the options of the last build.
     options = f"{wanted.micropython.resolve()} {wanted.romfs_kib} {wanted.c_modules} {wanted.drivers}"
@@ -307,7 +305,7 @@ def built(wanted: Wanted) -> Path:
         environment["CMAKE_ARGS"] = f"{environment.get('CMAKE_ARGS', '')} -DMICROPY_LIB_DIR={lib}".strip()
     words = [f"BOARD={wanted.chip}", f"BUILD={target / 'port'}", f"FROZEN_MANIFEST={path}"]
     words += [f"USER_C_MODULES={wanted.c_modules.resolve()}"] if wanted.c_modules else []
-    run(["make", "-C", str(wanted.sources), f"-j{wanted.jobs}", *words], environment, log)
+    run(["make", "-C", str(wanted.sources), jobs, *words], environment, log)
     made, code = (target / "port" / name for name in PRODUCTS[wanted.port])
     if not made.is_file():
         raise Failure(f"The build succeeded, but {made} does not exist. See {os.path.relpath(log)}.")
@@ -398,7 +396,6 @@ def main(argv: list[str] | None = None) -> int:
     add("--manifest", type=optional_path, help="your own manifest, frozen in addition")
     add("--user-c-modules", type=optional_path, dest="c_modules", help="USER_C_MODULES of MicroPython's build")
     add("--output", type=folder, default=ROOT / "build" / "image", help="the folder for the build")
-    add("--jobs", type=number(int, 1, 64), default=os.cpu_count() or 1, help="compilers at the same time")
     wanted = parser.parse_args(argv, Wanted())
 
     if wanted.board not in CHIPS:
