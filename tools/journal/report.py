@@ -1,7 +1,7 @@
 """Show a journal's bytes as tables: totals, sectors with their wear, records with their states.
 
 There are two readings. This module parses sectors and records itself, by FORMAT.md and without the journal's code, so that it
-can show a damaged image, too. The real journal, mounted on a copy in memory, tells which messages are alive.
+can show a damaged image, too. The real journal, mounted on a copy in memory, says which messages are waiting, held or finished.
 """
 
 from __future__ import annotations
@@ -192,7 +192,7 @@ def follow_chain(sectors: Sequence[Sector]) -> list[Sector]:
 
 
 @dataclass
-class Alive:
+class States:
     """The real journal's view: sequence -> state of each message of the window, later ones, keys of held messages, totals."""
 
     messages: dict[int, str]
@@ -201,8 +201,8 @@ class Alive:
     sums: dict[str, int]
 
 
-def mount_copy(content: bytes, sector_bytes: int) -> Alive:
-    """Mount the journal on a copy; return which messages are alive.
+def mount_copy(content: bytes, sector_bytes: int) -> States:
+    """Mount the journal on a copy; return which messages are waiting, held or finished.
 
     Raises:
         FlashMqttError: the journal does not mount.
@@ -225,10 +225,10 @@ def mount_copy(content: bytes, sector_bytes: int) -> Alive:
         "dropped": journal.dropped,
         "damaged": journal.damaged,
     }
-    return Alive(messages, queue, held, sums)
+    return States(messages, queue, held, sums)
 
 
-def set_states(chain: Sequence[Sector], alive: Alive) -> None:
+def set_states(chain: Sequence[Sector], states: States) -> None:
     """Set the state of each MESSAGE and HELD record."""
     begun: dict[tuple[int, int], list[Record]] = {}
     held: dict[int, list[Record]] = {}
@@ -252,13 +252,13 @@ def set_states(chain: Sequence[Sector], alive: Alive) -> None:
                     older.state = "released"
                 held[record.key] = pieces
             for one in pieces:
-                one.state = "begun" if not complete else _state(record, alive)
+                one.state = "begun" if not complete else _state(record, states)
 
 
-def _state(record: Record, alive: Alive) -> str:
+def _state(record: Record, states: States) -> str:
     if record.type == layout.HELD:
-        return "held" if record.key in alive.held else "released"
-    return alive.messages.get(record.seq, "waiting" if record.seq in alive.queue else "finished")
+        return "held" if record.key in states.held else "released"
+    return states.messages.get(record.seq, "waiting" if record.seq in states.queue else "finished")
 
 
 def report(content: bytes, sector_bytes: int, *, everything: bool = False) -> tuple[str, bool]:
@@ -269,17 +269,17 @@ def report(content: bytes, sector_bytes: int, *, everything: bool = False) -> tu
     ]
     chain = follow_chain(sectors)
     parts = []
-    alive = None
+    states = None
     try:
-        alive = mount_copy(content, sector_bytes)
+        states = mount_copy(content, sector_bytes)
     except FlashMqttError as error:
         parts.append(f"The journal does not mount: {type(error).__name__}: {error}")
     if not chain:
         parts.insert(0, "No sector has a journal.")
-        alive = None
-    if alive is not None:
-        set_states(chain, alive)
-        sums = dict(alive.sums)
+        states = None
+    if states is not None:
+        set_states(chain, states)
+        sums = dict(states.sums)
         wear = [sector.fields["erases"] for sector in sectors if sector.fields]
         sums["erases of a sector, least"] = min(wear)
         sums["erases of a sector, most"] = max(wear)
@@ -289,10 +289,10 @@ def report(content: bytes, sector_bytes: int, *, everything: bool = False) -> tu
             rows.append(("note", notes[-1].hex(" ")))
         parts.append(_table(("journal", ""), rows, "<>"))
     parts.append(_sectors(sectors, sector_bytes))
-    parts.append(_records(sectors, alive is not None, everything))
-    if alive is not None and alive.messages:
+    parts.append(_records(sectors, states is not None, everything))
+    if states is not None and states.messages:
         parts.append(UNNOTED)
-    return "\n\n".join(part for part in parts if part), alive is not None
+    return "\n\n".join(part for part in parts if part), states is not None
 
 
 def _sectors(sectors: Sequence[Sector], sector_bytes: int) -> str:
@@ -329,7 +329,7 @@ def _records(sectors: Sequence[Sector], mounted: bool, everything: bool) -> str:
         else ""
     )
     if not rows:
-        return f"No message is alive. {note}".strip() if mounted else note
+        return f"No message is waiting or held. {note}".strip() if mounted else note
     return _table(RECORD_HEADINGS.split(), rows, ">><>><><") + ("\n" + note if note else "")
 
 
