@@ -61,7 +61,7 @@ def network_up(ssid: str, password: str, country: str, log: Callable[[str], obje
     Args:
         ssid, password: of the Wi-Fi; "" if the board has none, or joins in its boot.py.
         country: two capital letters, or "": selects the allowed channels.
-        log: a function such as `print`, called with one line of text for each change: joining, joined, lost; and for each failed
+        log: a function such as `print`, called with one line of text for each change (joining, joined, lost) and for each failed
             attempt, with the reason and the time of the next attempt. Each line begins with `network: `.
     """
 

@@ -2,12 +2,12 @@
 
 A command is a JSON object on `flashmqtt-commands/<device>`: {"id": "7", "do": "interval", "ms": 5000}. It is sent at QoS 1, so
 it may arrive twice, and the power may fail between its execution and its acknowledgement. So a command is first written as a
-durable intent: one file is replaced that has the command, its id in the list of the last ids, and the sequence number of the
-reply. The reply, a stored message, is the commit. After a power cut, an intent whose reply was not stored is executed and
-answered; an intent whose reply was stored is done. A command whose id is in the list is ignored.
+durable intent: the state file is replaced. The new one has the command, its id in the list of the last ids, and the sequence
+number of the reply. The reply, a stored message, is the commit. After a power cut, an intent whose reply was not stored is
+executed and answered; an intent whose reply was stored is done. A command whose id is in the list is ignored.
 
-If the store has no room for a reply, the reply is `due`: until it is stored, the application stores no other message (the reply
-must have the intent's number), and the client has to call `take` again for other commands.
+If the store has no room for a reply, the reply is `due`. Until it is stored, the application stores no other message, because
+the reply must have the intent's number, and the client has to call `take` again for other commands.
 
 Each command writes flash, so the rate is limited: a command above the limit is counted, but neither executed nor answered.
 

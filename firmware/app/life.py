@@ -3,9 +3,9 @@
 The journal counts sequence numbers and boots. With a new journal (a wiped flash, another size, another chip with the same id)
 both begin again at 1, and the receiver would take new messages for duplicates of old ones. So a new life begins with an empty
 journal, and its number is durable before the first message is stored. It is kept in the state file beside the journal. If only
-that file is lost, or the device id has changed, a new life begins in the middle of the journal's numbers, and `since` has its
-first number: the earlier numbers are of another life, or of another id. A new life also forgets the last command, whose reply has
-a number of the old one.
+that file is lost, or the device id has changed, a new life begins in the middle of the journal's numbers. Then `since` has its
+first number, because the earlier numbers are of another life, or of another id. A new life also discards the last command,
+whose reply has a number of the old life.
 
 It knows neither the journal nor MQTT.
 """

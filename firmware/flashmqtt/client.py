@@ -107,9 +107,9 @@ class Client:
     Args:
         host, port: the broker, by name or address; the name is looked up again for every attempt.
         client_id: str or bytes; the broker keeps the session under this name. Level 3: 1 to 23 bytes.
-        store: where messages are stored: a `Journal`; None for a RamStore, which a reset erases. The broker's session lasts
-            longer than a RamStore: after a restart, subscriptions and messages queued at the broker are still there, but stored
-            messages that were not sent are lost, and so is a received QoS 2 message that was not yet handed over.
+        store: where messages are stored: a `Journal`; None for a RamStore, which a reset erases. The broker's session outlives
+            a RamStore: after a restart, subscriptions and messages queued at the broker are still there. Stored messages that
+            were not sent are lost, and also a received QoS 2 message that was not yet handed over.
         level: 3 (MQTT 3.1), 4 (3.1.1) or 5.
         user, password: str or bytes.
         keep_alive_s: a connection that fails silently is detected within 1.5 times this. 0: only `response_s` detects it.
@@ -129,7 +129,7 @@ class Client:
         backoff: see `Backoff`.
         five: a `Level5`, if the defaults for level 5 do not fit.
         chunks: True: hand over a message longer than buffer_bytes in pieces (see `Message`). At QoS 2 the store holds it first:
-            up to a quarter of a journal. A longer one is skipped, and so is one whose topic (level 5: with properties) is as
+            up to a quarter of a journal. A longer one is skipped, and also one whose topic (level 5: with properties) is as
             long as the buffer. False: skip it (see `on_oversize`); at level 5 the broker is told the maximum packet size.
         feed: called at least five times a second while this object waits: feed the watchdog here. Two operations take longer. A
             step of a TLS handshake can take some seconds on a slow chip (see TLS.md): `feed` is called before and after it.
@@ -144,9 +144,9 @@ class Client:
         unclaimed, unclaimed_s: what to do with a message that no handler has claimed for unclaimed_s seconds: "drop" acknowledges
             and discards it, "keep" lets it wait. `on_unclaimed` is called and `unclaimed` counts it in both cases.
         attempts: how often a handler may fail with a message before the message is discarded.
-        log: a function such as `print`, called with one line of text for every change and every error: connecting, the reason of
-            a failure, the next attempt, connected, lost; and each message stored, delivered, or with another result. It must not
-            call this object. With None, the module behind it (`client_log.py`) is not loaded.
+        log: a function such as `print`. It gets one line of text for every change of the connection, every error, and every
+            message that is stored, delivered, or has another result. It must not call this object. With None, the module behind
+            it (`client_log.py`) is not loaded.
 
     Handlers:
         on_message(message): a `Message` that no subscription's own handler claims; acknowledged when the handler has returned.
@@ -173,7 +173,7 @@ class Client:
         publish: at QoS 1 and 2 the message is stored when it returns. It is sent when the handler has returned.
         subscribe, unsubscribe: return None; the request is sent when the handler has returned.
         delivered, start, disconnect, and all attributes: as elsewhere.
-        poll: not allowed, as it would wait: a UsageError, "blocking calls are not allowed in a message handler".
+        poll: not allowed, because it would wait; it raises UsageError, "blocking calls are not allowed in a message handler".
         drain, connect: not allowed if they would have to wait: while a message is pending, or without a connection.
 
     Attributes:
