@@ -700,6 +700,7 @@ class Client:
                 if finished < 0:
                     self._finished = -1
                     if finished == _TAKEN and not _isinstance(error, Exception):  # Ctrl-C
+                        session.busy = False
                         try:
                             self._acknowledge()  # again, and now: the program may disconnect next
                         finally:
@@ -803,6 +804,7 @@ class Client:
                 self._finished = 0
                 self._check(result)
         self._finished = _TAKEN
+        session.busy = True  # until the next step, or `ended`
         if session.handed:
             self._acknowledge()  # now: even if the connection fails next, a handler that has finished must not run again
         self._finished = -1

@@ -542,6 +542,31 @@ def test_publish_that_interrupts_publish_or_poll_is_refused_without_damage(qos):
     mqtt.disconnect()
 
 
+@pytest.mark.req("R4")
+@pytest.mark.parametrize("qos", [0, 1])
+def test_publish_that_interrupts_an_acknowledgement_is_refused_without_damage(qos):
+    broker, mqtt = connected()
+    output = mqtt.session.output
+    put = output.put_puback
+    refused = []
+
+    def interrupted(packet_id):
+        output.put_puback = put
+        with pytest.raises(UsageError):
+            mqtt.publish("alarm", "from a timer", qos)
+        refused.append(packet_id)
+        put(packet_id)
+
+    output.put_puback = interrupted
+    mqtt.on_message = lambda message: None
+    broker.give(publish(b"a", b"1", 1, 7))
+    poll_until(mqtt, lambda: broker.of(4))
+    mqtt.publish("t", "after", qos)
+    poll_until(mqtt, lambda: broker.of(3))
+    assert refused == [7] and len(broker.of(4)) == 1 and broker.connects == 1
+    mqtt.disconnect()
+
+
 @pytest.mark.req("R4", "S1")
 def test_publish_from_a_scheduled_callback_during_publish_is_refused():
     if sys.implementation.name != "micropython":
