@@ -267,16 +267,23 @@ def with_unmeasured(now: dict, ledger: dict) -> dict:
     return {**now, "programs": programs, **{key: value for key, value in running.items() if key not in now}}
 
 
+def tell_runs(interpreter32: Path | None, frozen32: Path | None) -> None:
+    """Run the programs against a broker; print what they loaded, and their heap."""
+    for name, run in programs(interpreter32).items():
+        print(
+            f"\n{name}, as it ran: {len(run['modules'])} modules, {run['mpy_bytes']:,} bytes of .mpy, heap {run['heap']:,} "
+            f"({32 if interpreter32 else 64} bits), and up to {run['native_bytes']:,} of machine code\n"
+            f"  {' '.join(run['modules'])}"
+        )
+        if frozen32:
+            print(f"  frozen as firmware/manifest.py has it: heap {frozen_heap(frozen32, run['modules']):,} (32 bits)")
+
+
 def tell(now: dict) -> None:
     """Print the figures."""
     print(f"{'module':34} {'.mpy bytes':>10}")
     for name, size in now["mpy_bytes"].items():
         print(f"{name:34} {size:10,}")
-    for name, run in now.get("runs", {}).items():
-        print(
-            f"\n{name}, as it ran: {len(run['modules'])} modules, {run['mpy_bytes']:,} bytes of .mpy, heap {run['heap']:,} "
-            f"({now['runs_bits']} bits), and up to {run['native_bytes']:,} of machine code\n  {' '.join(run['modules'])}"
-        )
     print(f"\n{'program':34} {'modules':>8} {'.mpy bytes':>10} {'heap, 64 bit':>13} {'heap, 32 bit':>13}")
     for name, figures in now["programs"].items():
         heap32 = f"{figures['heap_32']:,}" if "heap_32" in figures else "not measured"
@@ -309,15 +316,9 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     interpreter32, frozen32 = named("FLASHMQTT_MICROPYTHON32"), named("FLASHMQTT_FROZEN32")
     now = measured(interpreter32)
+    tell(now)
     if arguments.runs:
-        runs = programs(interpreter32)
-        tell({**now, "runs": runs, "runs_bits": 32 if interpreter32 else 64})
-        if frozen32:
-            for name, run in runs.items():
-                heap = frozen_heap(frozen32, run["modules"])
-                print(f"{name}, frozen as firmware/manifest.py has it: heap {heap:,} (32 bits)")
-    else:
-        tell(now)
+        tell_runs(interpreter32, frozen32)
     if arguments.write:
         LEDGER.write_text(json.dumps(with_unmeasured(now, json.loads(LEDGER.read_text())), indent=1) + "\n")
         for path in documents.write():  # those that have these figures
