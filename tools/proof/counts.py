@@ -16,7 +16,7 @@ def write(name: str, counts: dict[str, Any]) -> None:
     (BUILD / f"{name}.json").write_text(json.dumps(counts, indent=2) + "\n")
 
 
-def read(name: str) -> dict[str, Any] | None:
-    """Return what the last run of a proof counted, or None if there was none."""
+def read(name: str) -> dict[str, Any]:
+    """Return what the last run of a proof counted; nothing if there was none."""
     path = BUILD / f"{name}.json"
-    return json.loads(path.read_text()) if path.exists() else None
+    return json.loads(path.read_text()) if path.exists() else {}

@@ -21,7 +21,7 @@ RUNS = {
 def run(bench: Bench) -> None:
     """Record the counts as figures."""
     for name, keys in RUNS.items():
-        counted = counts.read(name) or {}
+        counted = counts.read(name)
         if not counted or counted.get("short"):
             how = "run in its short form" if counted else "not run on this machine yet"
             bench.progress(f"make {name.replace('_', '-')}: {how}")
