@@ -72,16 +72,13 @@ class Flow:
     """A message in flight at QoS 1 or 2."""
 
     packet: dict[str, Any]
+    first_sent_us: int  # when the message was first sent; in an earlier flow, if the answer to that one was lost
     steps: list[str] = field(default_factory=list)
     connections: set[str] = field(default_factory=set)
     received: bool = False  # PUBREC seen
     received_in: str = ""  # its connection: if that ended then, the sender may not have received the PUBREC
     released: bool = False  # PUBREL sent
     resent_in: str = ""
-    first_sent_us: int = 0  # when the message was first sent; in an earlier flow, if the answer to that one was lost
-
-    def __post_init__(self) -> None:
-        self.first_sent_us = self.first_sent_us or self.packet["time_us"]
 
     def row(self, ended_us: int | None) -> dict[str, Any]:
         """Return the flow as a row."""
@@ -157,14 +154,14 @@ class Audit:
         self.asked[key] += 1
         flow = self.open.get(key)
         if flow is None:
-            flow = self.open[key] = Flow(packet)
+            flow = self.open[key] = Flow(packet, packet["time_us"])
             done = self.done.get(key)
             if packet["dup"] and done is not None and done.packet["checksum"] == packet["checksum"]:
                 flow.first_sent_us = done.first_sent_us  # its answer was captured, but the sender did not receive it
         elif flow.packet["checksum"] != packet["checksum"]:
             self.violation(packet, "MQTT-2.3.1-2", f"packet id {key[1]} carries another message while it is in flight")
             self.flows.append(flow.row(None))
-            flow = self.open[key] = Flow(packet)
+            flow = self.open[key] = Flow(packet, packet["time_us"])
         else:
             if not packet["dup"]:
                 self.violation(packet, "MQTT-3.3.1-1", f"packet id {key[1]} is sent again without DUP")
