@@ -19,13 +19,7 @@ from tools.deploy import build
 BIN = Path(sys.executable).parent
 ARCHITECTURES = ("armv6m", "xtensawin")
 ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'firmware'}"}
-DEVICE_FILES = ("firmware", "boards")
 PORTS = ("rp2", "esp32")  # a port is also the name of its folder in boards/
-
-
-def device_sources() -> list[Path]:
-    """Return every Python file for boards."""
-    return sorted(path for folder in DEVICE_FILES for path in (ROOT / folder).rglob("*.py"))
 
 
 def command_checks() -> Iterator[tuple[str, list[str]]]:
@@ -66,7 +60,7 @@ def board_types(port: str) -> str:
 def cross_compile(architecture: str) -> str:
     """Compile every device file for one architecture; return the errors."""
     problems = []
-    for source in device_sources():
+    for source in sorted(path for folder in ("firmware", "boards") for path in (ROOT / folder).rglob("*.py")):
         try:
             build.compiled(str(source.relative_to(ROOT)), source.read_text(), architecture)
         except Failure as problem:
