@@ -132,19 +132,16 @@ class Peer:
             try:
                 reader, self._writer = await asyncio.open_connection("127.0.0.1", self.port)
                 self._writer.write(p.connect(self.client_id, clean=self.clean, user=self.user, password=self.password))
-                await self._converse(reader)
+                codec = p.Reader()
+                while chunk := await reader.read(65536):
+                    for packet in codec.feed(chunk):
+                        self._take(packet)
             except OSError:
                 pass
             self._up.clear()
             if self._writer is not None:
                 self._writer.close()
             await asyncio.sleep(RETRY_S)
-
-    async def _converse(self, reader: asyncio.StreamReader) -> None:
-        codec = p.Reader()
-        while chunk := await reader.read(65536):
-            for packet in codec.feed(chunk):
-                self._take(packet)
 
     def _take(self, packet: p.Packet) -> None:
         assert self._writer is not None
