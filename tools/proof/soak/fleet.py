@@ -127,7 +127,8 @@ class Fleet:
             self._again(COLLECTOR_LINK, settings.collector_link_s),
         ]
         for number, (board, proxy) in enumerate(zip(chain.boards, chain.proxies, strict=True), 1):
-            running.append(self._apply_faults(board, proxy, self._steady(number)))
+            steady = number % STEADY_EVERY == 0 or number == settings.boards < STEADY_EVERY
+            running.append(self._apply_faults(board, proxy, steady))
         tasks = [asyncio.ensure_future(one) for one in running]
         try:
             await asyncio.gather(*tasks)
@@ -135,10 +136,6 @@ class Fleet:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-
-    def _steady(self, number: int) -> bool:
-        """Return whether a board keeps its power."""
-        return number % STEADY_EVERY == 0 or number == self.settings.boards < STEADY_EVERY
 
     def _left_s(self) -> float:
         return max(0.0, self.settings.seconds - self._chain.now())
