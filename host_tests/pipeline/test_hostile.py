@@ -102,16 +102,14 @@ def test_hostile_message_becomes_the_same_alone_and_in_a_block():
 
 MAPPING = mapping.Mapping(
     tuple(
-        mapping._rule(mapping._Lines("m", ""), n, table)
-        for n, table in enumerate(
-            [
-                {"topic": "a/{device}", "path": "$.*"},
-                {"topic": "b/{device}", "name": "x", "value": "$.x", "time": "$.t", "time_unit": "ns"},
-                {"topic": "c/{device}", "name": "x", "value": "$.x", "as": "number", "unit": "$.u"},
-                {"topic": "d/{device}", "name": "x", "value": "$.x", "as": "boolean", "device": "$.t"},
-                {"topic": "e/{device}", "name": "x", "value": "$", "format": "text", "as": "number"},
-                {"topic": "f/{device}", "name": "$.t", "value": "$..x"},
-            ]
+        mapping._rule(mapping.MappingError, table)
+        for table in (
+            {"topic": "a/{device}", "path": "$.*"},
+            {"topic": "b/{device}", "name": "x", "value": "$.x", "time": "$.t", "time_unit": "ns"},
+            {"topic": "c/{device}", "name": "x", "value": "$.x", "as": "number", "unit": "$.u"},
+            {"topic": "d/{device}", "name": "x", "value": "$.x", "as": "boolean", "device": "$.t"},
+            {"topic": "e/{device}", "name": "x", "value": "$", "format": "text", "as": "number"},
+            {"topic": "f/{device}", "name": "$.t", "value": "$..x"},
         )
     )
 )

@@ -23,8 +23,8 @@ from tools.pipeline.storage import Storage
 
 JSON = mapping.Mapping(
     tuple(
-        mapping._rule(mapping._Lines("m", ""), n, table)
-        for n, table in enumerate([{"topic": "json/{device}", "path": "$.*"}, {"topic": "noise/#", "ignore": True}])
+        mapping._rule(mapping.MappingError, table)
+        for table in ({"topic": "json/{device}", "path": "$.*"}, {"topic": "noise/#", "ignore": True})
     )
 )
 
@@ -269,7 +269,7 @@ def test_copy_of_a_segment_under_another_name_adds_no_row(tmp_path, name, in_one
 @pytest.mark.req("P3")
 def test_replay_with_another_mapping_moves_no_message(tmp_path):
     old, new = (
-        mapping.Mapping((mapping._rule(mapping._Lines("m", ""), 0, {"topic": "json/{device}", "value": path}),))
+        mapping.Mapping((mapping._rule(mapping.MappingError, {"topic": "json/{device}", "value": path}),))
         for path in ("$.a", "$.b")
     )
     tables = Tables(tmp_path, old)
@@ -285,7 +285,7 @@ def test_replay_with_another_mapping_moves_no_message(tmp_path):
 
 
 def rules_of(**keys):
-    return mapping.Mapping((mapping._rule(mapping._Lines("m", ""), 0, keys),))
+    return mapping.Mapping((mapping._rule(mapping.MappingError, keys),))
 
 
 OF_BOARDS = {
@@ -413,7 +413,7 @@ def test_full_check_counts_readings_without_an_identity(spark, tmp_path):
 
 def test_message_whose_only_device_is_asterisks_goes_to_quarantine(landing):
     table = {"topic": "all", "path": "$[*]", "device": "@.d", "name": "t", "value": "@.v"}
-    rules = mapping.Mapping((mapping._rule(mapping._Lines("m", ""), 0, table),))
+    rules = mapping.Mapping((mapping._rule(mapping.MappingError, table),))
     landing.raw("all", b'[{"d":"****","v":1},{"d":"******","v":2}]')
     landing.raw("all", b'[{"d":"****","v":3},{"d":"pump","v":4}]')  # as `forget` leaves it
     tables = readings_of(landing, rules)
@@ -451,6 +451,6 @@ def test_mapping_in_the_readme_gives_the_readings_shown_there(tmp_path):
 
 def test_mapping_of_all_topics_also_maps_topics_of_our_boards(landing):
     landing.raw("flashmqtt/d/x", b'{"a": 1}')
-    every = mapping.Mapping((mapping._rule(mapping._Lines("m", ""), 0, {"topic": "#", "device": "d", "path": "$.*"}),))
+    every = mapping.Mapping((mapping._rule(mapping.MappingError, {"topic": "#", "device": "d", "path": "$.*"}),))
     assert [row["name"] for row in readings_of(landing, every)["plain"]] == ["a"]
     assert parquet.SCHEMA.names[-1] == "payload"

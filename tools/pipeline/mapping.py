@@ -17,7 +17,7 @@ import functools
 import math
 import re
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -70,7 +70,6 @@ Nodes = list[tuple[Any, Any]]
 class Rule:
     """A table `[[map]]`. Its values are texts with placeholders, or JSON paths, which begin with `$` or `@`."""
 
-    line: int
     topic: str
     pattern: Pattern
     ignore: bool = False
@@ -279,42 +278,27 @@ def read(path: str | Path) -> Mapping:
         raise MappingError(explained(error)) from error
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise MappingError(f"{path}: {error}") from error
-    lines = _Lines(str(path), text)
+    lines = text.splitlines()
+    begins = [0, *(n for n, line in enumerate(lines) if re.match(r"\s*\[\[\s*map\s*\]\]", line)), len(lines)]
+
+    def wrong(table: int, key: str, reason: str) -> MappingError:
+        """Return an error with the line of a key of the file (0) or of a table, which the TOML parser does not return."""
+        inside = range(begins[table], begins[table + 1]) if 0 < table < len(begins) - 1 else range(len(lines))
+        pattern = rf"""\s*\[?["']?{re.escape(key)}["']?\s*[=\]]"""
+        line = next((n for n in inside if re.match(pattern, lines[n])), inside.start)
+        return MappingError(f"{path}, line {line + 1}: {reason}")
+
     for key in content:
         if key != "map":
-            raise lines.error(None, key, f"unknown key {key!r}; a mapping consists of tables [[map]]")
+            raise wrong(0, key, f"unknown key {key!r}; a mapping consists of tables [[map]]")
     tables = content.get("map", [])
     if not isinstance(tables, list) or not tables or not all(isinstance(one, dict) for one in tables):
-        raise lines.error(None, "map", "there is no table [[map]]")
-    return Mapping(tuple(_rule(lines, number, table) for number, table in enumerate(tables)))
+        raise wrong(0, "map", "there is no table [[map]]")
+    return Mapping(tuple(_rule(functools.partial(wrong, n), table) for n, table in enumerate(tables, 1)))
 
 
-class _Lines:
-    """The lines of the keys in a file's tables, which the TOML parser does not return."""
-
-    def __init__(self, path: str, text: str):
-        self.path = path
-        self.at: dict[tuple[int | None, str], int] = {}
-        self.begins: list[int] = []
-        for line, content in enumerate(text.splitlines(), 1):
-            if re.match(r"\s*\[\[\s*map\s*\]\]", content):
-                self.begins.append(line)
-            key = re.match(r"""\s*\[?["']?([A-Za-z0-9_-]+)["']?\s*[=\]]""", content)
-            if key:
-                self.at.setdefault((len(self.begins) - 1 if self.begins else None, key[1]), line)
-
-    def of(self, table: int | None, key: str) -> int:
-        begins = self.begins[table] if table is not None and table < len(self.begins) else 1
-        return self.at.get((table, key)) or self.at.get((None, key)) or begins
-
-    def error(self, table: int | None, key: str, text: str) -> MappingError:
-        return MappingError(f"{self.path}, line {self.of(table, key)}: {text}")
-
-
-def _rule(lines: _Lines, number: int, table: dict[str, Any]) -> Rule:
-    def wrong(key: str, text: str) -> MappingError:
-        return lines.error(number, key, text)
-
+def _rule(wrong: Callable[[str, str], MappingError], table: dict[str, Any]) -> Rule:
+    """Return a table's rule. `wrong`: returns the error about a key."""
     for key, value in table.items():
         if key not in KEYS:
             raise wrong(key, f"unknown key {key!r}; known: {', '.join(KEYS)}")
@@ -335,7 +319,7 @@ def _rule(lines: _Lines, number: int, table: dict[str, Any]) -> Rule:
     given = {"convert" if key == "as" else key: value for key, value in table.items()}
     if "name" in words:
         given.setdefault("name", "{name}")
-    rule = Rule(lines.of(number, "topic"), pattern=pattern, **given)
+    rule = Rule(pattern=pattern, **given)
     if rule.ignore:
         if len(table) > 2:
             raise wrong("ignore", "ignore = true allows no other key than topic: remove the others")
@@ -372,10 +356,6 @@ def _check(text: str, known: set[str]) -> None:
     if text[:1] in ("$", "@"):
         try:
             _is_single(text)
-        except ModuleNotFoundError:
-            raise ValueError(
-                f"{text}: the package python-jsonpath is not installed: pip install -r requirements.txt"
-            ) from None
         except Exception as error:  # a JSONPathError
             raise ValueError(f"{text!r} is no JSON path (RFC 9535): {str(error).splitlines()[0]}") from None
         return
