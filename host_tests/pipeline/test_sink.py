@@ -832,9 +832,13 @@ def test_wrong_argument_is_named(tables, tmp_path, capsys, arguments, text):
     assert "Traceback" not in said
 
 
-@pytest.mark.parametrize(("package", "to"), [("duckdb", "x.duckdb"), ("psycopg", "postgresql://x/y")])
-def test_missing_driver_is_named(tables, capsys, monkeypatch, package, to):
+@pytest.mark.parametrize(
+    ("package", "to", "module"),
+    [("duckdb", "x.duckdb", "sink_duckdb"), ("psycopg", "postgresql://x/y", "sink_postgres")],
+)
+def test_missing_driver_is_named(tables, capsys, monkeypatch, package, to, module):
     monkeypatch.setitem(sys.modules, package, None)
+    monkeypatch.delitem(sys.modules, f"tools.pipeline.{module}", raising=False)
     assert sink.main(["--out", tables.output.storage.uri, "--to", to]) == 2
     assert f"the package {package} is not installed: pip install -r requirements.txt" in capsys.readouterr().err
 

@@ -48,15 +48,18 @@ def open_sink(to: str, schema: str = "flashmqtt") -> Sink:
     Raises:
         SinkError: it can't be opened, or its driver is not installed.
     """
-    if _is_address(to):
+    try:
+        if not _is_address(to):
+            from .sink_duckdb import DuckSink
+
+            return DuckSink(Path(to))
         if not to.startswith(("postgresql://", "postgres://")) and "://" in to:
             raise SinkError(f"{to}: give a file's path, or postgresql://user@host/database")
         from .sink_postgres import PostgresSink
 
         return PostgresSink(to, schema)
-    from .sink_duckdb import DuckSink
-
-    return DuckSink(Path(to))
+    except ImportError as error:
+        raise SinkError(f"the package {error.name} is not installed: pip install -r requirements.txt") from None
 
 
 def _is_address(to: str) -> bool:
@@ -156,7 +159,13 @@ def register(output: Output, to: str, schema: str) -> None:
 
     Each database has a file of its own, so that two that are added at the same moment both stay.
     """
-    one = {"to": without_password(to), "schema": schema}
+    if _is_address(to):
+        from .sink_postgres import address
+
+        to = address(to)
+    else:
+        to = str(Path(to).resolve())
+    one = {"to": to, "schema": schema}
     if one not in registered(output):
         digest = hashlib.sha256(json.dumps(one, sort_keys=True).encode()).hexdigest()
         output.storage.write_json(f"{SINKS}/{digest[:16]}.{REGISTERED}", [one])
@@ -216,15 +225,6 @@ def forget(output: Output, devices: list[str]) -> dict[str, int]:
     if failed:
         raise SinkError("; ".join(failed))
     return deleted
-
-
-def without_password(to: str) -> str:
-    """Return a server's address without its password, or a file's absolute path."""
-    if not _is_address(to):
-        return str(Path(to).resolve())
-    from .sink_postgres import address
-
-    return address(to)
 
 
 # A spreadsheet.

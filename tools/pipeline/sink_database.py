@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
@@ -191,18 +190,6 @@ class Sink(ABC):
     def close(self) -> None:
         """Close the database. All written rows of a DuckDB file are in it then, without a separate log."""
         self._connection.close()
-
-
-def driver(package: str) -> Any:
-    """Return a database's Python package.
-
-    Raises:
-        SinkError: it is not installed.
-    """
-    try:
-        return importlib.import_module(package)
-    except ImportError:
-        raise SinkError(f"the package {package} is not installed: pip install -r requirements.txt") from None
 
 
 def first_line(error: Exception) -> str:

@@ -11,23 +11,23 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import pyarrow as pa
 
 from tools.landing.durable import sync_directory
 
-from .sink_database import Sink, SinkError, dated_view, driver, first_line
+from .sink_database import Sink, SinkError, dated_view, first_line
 
 
 class DuckSink(Sink):
     """A DuckDB file."""
 
+    error, other_tables = duckdb.Error, duckdb.ProgrammingError
     mark, moment, view = "?", "TIMESTAMP", dated_view("epoch_us({})", "make_timestamp({})")
 
     def __init__(self, path: Path):
-        self._duckdb = driver("duckdb")
         # The target of a link, because `forget` replaces the file.
-        self.error, self.path, self.where = self._duckdb.Error, path.resolve(), str(path)
-        self.other_tables = self._duckdb.ProgrammingError
+        self.path, self.where = path.resolve(), str(path)
         self._open()
 
     def _open(self) -> None:
@@ -37,7 +37,7 @@ class DuckSink(Sink):
             raise SinkError(f"{self.path} is a folder: give a file in it, such as {self.path / 'readings.duckdb'}")
         is_new = not self.path.exists()
         try:
-            self._connection = self._duckdb.connect(str(self.path), config={"threads": 2})
+            self._connection = duckdb.connect(str(self.path), config={"threads": 2})
         except self.error as error:
             text = first_line(error)
             if is_new:  # a full disk: DuckDB can't open the part that it has written

@@ -11,11 +11,12 @@ import hashlib
 import io
 from typing import Any
 
+import psycopg
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
 
-from .sink_database import TABLES, Sink, SinkError, column_list, dated_view, driver, first_line
+from .sink_database import TABLES, Sink, SinkError, column_list, dated_view, first_line
 
 NAMES = ("device", "name", "collector")
 LONGEST_NAME_BYTES = 600
@@ -25,17 +26,14 @@ CHUNK = "7 days"
 class PostgresSink(Sink):
     """A schema of a PostgreSQL database."""
 
+    error, other_tables = psycopg.Error, (psycopg.errors.DuplicateTable, psycopg.errors.UndefinedColumn)
     mark, moment, conflict = "%s", "timestamptz", "ON CONFLICT DO NOTHING"
     view = dated_view(
         "CAST(extract(epoch FROM {}) * 1000000 AS bigint)", "(timestamptz 'epoch' + {} * interval '1 microsecond')"
     )
 
     def __init__(self, to: str, schema: str):
-        psycopg = driver("psycopg")
-        self.error, self.where = psycopg.Error, address(to)
-        self._schema = schema
-        self._beyond = psycopg.errors.UntranslatableCharacter
-        self.other_tables = psycopg.errors.DuplicateTable, psycopg.errors.UndefinedColumn
+        self.where, self._schema = address(to), schema
         try:
             self._connection = psycopg.connect(to, autocommit=True, connect_timeout=10, client_encoding="utf8")
         except self.error as error:
@@ -47,7 +45,7 @@ class PostgresSink(Sink):
         """Return whether the database's encoding has all characters of a text."""
         try:
             return bool(self._connection.execute("SELECT %s::text", [text]))
-        except self._beyond:
+        except psycopg.errors.UntranslatableCharacter:
             return False
 
     def _prepare(self) -> None:
@@ -75,7 +73,7 @@ class PostgresSink(Sink):
         try:
             with self._connection.cursor().copy(f"COPY incoming ({names}) FROM STDIN (FORMAT csv)") as copy:
                 copy.write(text.getvalue())
-        except self._beyond as error:
+        except psycopg.errors.UntranslatableCharacter as error:
             remedy = "make a database with ENCODING 'UTF8', and copy everything into it"
             raise SinkError(f"{self.where}: a text of {table}: {first_line(error)}: {remedy}") from error
         for one in statements:
@@ -134,9 +132,8 @@ class PostgresSink(Sink):
 
 def address(to: str) -> str:
     """Return an address without its password."""
-    psycopg = driver("psycopg")
     try:
-        parameters = psycopg.conninfo.conninfo_to_dict(to)
+        parameters: dict[str, Any] = psycopg.conninfo.conninfo_to_dict(to)
     except psycopg.Error as error:
         raise SinkError(f"this is no PostgreSQL address: {first_line(error)}") from None
     parameters.pop("password", None)
