@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import json
 import re
 import socket
 import sys
@@ -18,6 +17,8 @@ from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import SplitResult, parse_qs, urlsplit
+
+import orjson
 
 from tools import command
 
@@ -92,13 +93,13 @@ class Dashboard:
                 return 503, "text/plain; charset=utf-8", (self.problem or "no batch yet").encode()
             if parse_qs(parts.query).get("v") == [self.facts["version"]]:
                 return 204, "", b""
-            return 200, "application/json", json.dumps(self.facts, default=str).encode()
+            return 200, "application/json", orjson.dumps(self.facts, default=str)
         match = re.fullmatch(rf"/{report.FOLDER}/([0-9]{{1,5}})/([0-9]{{5}})\.js", parts.path, re.ASCII)
         if match and self.facts is not None:
             of, number = int(match[1]), int(match[2])
             if 0 < of <= series.PARTS and not of & (of - 1) and number < of:
                 text = report.chunk(self.store, number, of, report.points_each(self.facts))
-                return 200, "text/javascript; charset=utf-8", text.encode()
+                return 200, "text/javascript; charset=utf-8", text
         return 404, "text/plain; charset=utf-8", b"not found; the page is at /\n"
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import datetime
 import html
-import json
 import sys
 import time
 from functools import reduce
@@ -19,6 +18,7 @@ from string import Template
 from typing import Any
 
 import numpy as np
+import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -229,12 +229,12 @@ def page(facts: dict[str, Any]) -> str:
 
 
 def _script(name: str, value: Any) -> str:
-    return f'<script type="application/json" id="{name}">{_json(value)}</script>'
+    return f'<script type="application/json" id="{name}">{_json(value).decode()}</script>'
 
 
-def _json(value: Any) -> str:
+def _json(value: Any) -> bytes:
     """Return a value as JSON for the page."""
-    return json.dumps(value, default=str, separators=(",", ":")).replace("<", "\\u003c")
+    return orjson.dumps(value, default=str).replace(b"<", rb"\u003c")
 
 
 def compact(facts: dict[str, Any]) -> dict[str, Any]:
@@ -297,7 +297,7 @@ def write(output: Output, found: Verdict) -> str:
     of = facts["chunks"]
     for number in range(of if of > 1 else 0):
         with output.storage.create(f"{FOLDER}/{of}/{number:05d}.js", sync=False) as file:
-            file.write(chunk(store, number, of, most).encode())
+            file.write(chunk(store, number, of, most))
     for name_of_other in output.storage.list(FOLDER, recursive=True):  # of earlier pages with another number of parts
         if name_of_other.endswith(".js") and name_of_other.split("/")[0] != str(of):
             output.storage.delete(f"{FOLDER}/{name_of_other}")
@@ -312,9 +312,9 @@ def points_each(facts: dict[str, Any]) -> int:
     return max(32, min(series.POINTS, room // max(1, facts["sensors"])))
 
 
-def chunk(store: series.Store, number: int, of: int, most: int = series.POINTS) -> str:
+def chunk(store: series.Store, number: int, of: int, most: int = series.POINTS) -> bytes:
     """Return a part of the values as a script, because a page from a disk can load only scripts."""
-    return f"flashmqtt({number},{json.dumps(list(store.chunk(number, of, most).items()), separators=(',', ':'))})\n"
+    return b"flashmqtt(%d,%b)\n" % (number, orjson.dumps([*store.chunk(number, of, most).items()]))
 
 
 @named("report")

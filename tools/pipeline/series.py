@@ -245,14 +245,15 @@ class Store:
     def _rows(self, commits: list[Commit]) -> Iterator[pa.RecordBatch]:
         """Yield the readings of some commits."""
         files = [name for one in commits for name in one.files.get("readings", [])]
-        some: list[pa.Table] = []
+        some: list[pa.RecordBatch] = []
         for name in sorted(files, key=lambda name: (bucket_of(name), name)):
             for batch in self.output.storage.batches(name, COLUMNS, read_dictionary=["device", "name", "unit"]):
-                some.append(pa.Table.from_batches([batch]))
+                some.append(batch)
                 if sum(map(len, some)) >= ROWS_AT_ONCE:
                     yield from _whole(some)
                     some = []
-        yield from _whole(some)
+        if some:
+            yield from _whole(some)
 
     def sensors(self) -> Iterator[tuple[str, list[str], int, bool]]:
         """Yield for each device the names of its series, its newest time, and whether it has points of the newest day."""
@@ -290,12 +291,9 @@ def follow(output: Output, commit: Commit) -> None:
             Store(output).update(commit)
 
 
-def _whole(tables: list[pa.Table]) -> list[pa.RecordBatch]:
-    """Return the rows of some tables as one batch, with one dictionary for each column of texts; nothing without rows."""
-    found: list[pa.RecordBatch] = []
-    if tables:
-        found = pa.concat_tables(tables).unify_dictionaries().combine_chunks().to_batches()
-    return found
+def _whole(some: list[pa.RecordBatch]) -> Any:
+    """Return some batches as one, with one dictionary for each column of texts; none without rows."""
+    return pa.Table.from_batches(some).unify_dictionaries().combine_chunks().to_batches()
 
 
 def _add(connection: sqlite3.Connection, rows: pa.RecordBatch, now_us: int) -> None:
@@ -419,7 +417,10 @@ def drawn(points: np.ndarray, most: int) -> dict[str, Any] | None:
 
 
 def _short(values: np.ndarray) -> list[float]:
-    return [float(f"{value:.6g}") for value in values.tolist()]
+    """Return values with six digits."""
+    exact = values.astype(np.float64)
+    scale = 10.0 ** (5 - np.floor(np.log10(np.maximum(np.abs(exact), 1e-37))))
+    return list((np.rint(exact * scale) / scale).tolist())
 
 
 def gaps(points: np.ndarray) -> tuple[int, list[int]]:
