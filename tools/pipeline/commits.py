@@ -256,7 +256,7 @@ class Output:
         return merged
 
     def write(self, commit: Commit) -> None:
-        """Write the commit of a batch. Delete other files in its directories: they are of interrupted attempts.
+        """Write the commit of a batch. Delete other files in its directories, and older states: no commit needs them.
 
         Raises:
             OutputError: another run has committed a batch of this number, so the other files may be valid.
@@ -267,7 +267,10 @@ class Output:
             )
         self._delete_others({name.rsplit("/", 1)[0] for name in commit.named}, commit.named)
         self.storage.write_json(name_of(commit.batch), asdict(commit))
-        self._delete_old_states(commit)
+        states = commit.named_states  # this commit and the one before it need them
+        if (commit.batch - 1) in self.numbers():
+            states |= self.commit(commit.batch - 1).named_states
+        self._delete_others({f"state/{kind}" for kind in schemas.STATE}, states)
 
     def replace(self, whole: Commit, old: set[str], then: Callable[[], None] = lambda: None) -> None:
         """Write a compaction, which replaces all commits up to it; call `then`; delete the files that it does not name."""
@@ -278,13 +281,6 @@ class Output:
         then()
         for name in old - whole.named:
             self.storage.delete(name)
-
-    def _delete_old_states(self, commit: Commit) -> None:
-        """Delete state files that neither this commit nor the one before it needs."""
-        kept = commit.named_states
-        if (commit.batch - 1) in self.numbers():
-            kept |= self.commit(commit.batch - 1).named_states
-        self._delete_others({f"state/{kind}" for kind in schemas.STATE}, kept)
 
     def _delete_others(self, directories: set[str], kept: set[str]) -> None:
         """Delete the files directly in some directories, except some files."""

@@ -29,35 +29,31 @@ class Metrics:
 
         rows = Counter(PREFIX + "rows", "Rows that this run wrote, by table.", ["out", "table"], registry=self.registry)
         self._rows = {name: rows.labels(out, name) for name in ("readings", "events", "duplicates", "quarantine")}
-        self.batches = Counter(
-            PREFIX + "batches", "Batches that this run committed.", ["out"], registry=self.registry
-        ).labels(out)
+        batches = Counter(PREFIX + "batches", "Batches that this run committed.", ["out"], registry=self.registry)
+        self.batches = batches.labels(out)
         self.waiting = gauge("waiting_segments", "Segments in the landing that are not in the tables yet.")
         self.lag = gauge("lag_seconds", "How long the oldest waiting segment has been sealed; 0 if none waits.")
         self.committed = gauge("last_commit_timestamp_seconds", "When the last batch was committed (Unix time).")
-        self.arrival = gauge(
-            "last_arrival_timestamp_seconds", "When the newest message in the tables arrived (Unix time)."
-        )
-        self.delivered = gauge("delivered_messages", "Messages in the tables, each counted once, of all time.")
-        self.quarantine = gauge("quarantine_messages", "Messages in quarantine, of all time.")
-        self.missing = gauge("missing_messages", "Published messages that are not in the tables.")
-        self.unexplained = gauge("unexplained_messages", "Missing messages for which the board gave no reason.")
-        self.twice = gauge("twice_rows", "Surplus rows in the tables.")
-        self.devices = gauge("devices", "Devices with a message in the tables.")
+        arrival = "When the newest message in the tables arrived (Unix time)."
+        self.arrival = gauge("last_arrival_timestamp_seconds", arrival)
+        self.totals = {
+            "delivered": gauge("delivered_messages", "Messages in the tables, each counted once, of all time."),
+            "quarantine": gauge("quarantine_messages", "Messages in quarantine, of all time."),
+            "missing": gauge("missing_messages", "Published messages that are not in the tables."),
+            "unexplained": gauge("unexplained_messages", "Missing messages for which the board gave no reason."),
+            "twice": gauge("twice_rows", "Surplus rows in the tables."),
+            "devices": gauge("devices", "Devices with a message in the tables."),
+        }
         self.silent = gauge("silent_devices", "Silent devices at the last check.")
-        self.status = gauge(
-            "verdict",
-            "The last check: 0 if all messages are delivered once, 1 if not, -1 if it failed, NaN before the first one.",
+        told = (
+            "The last check: 0 if all messages are delivered once, 1 if not, -1 if it failed, NaN before the first one."
         )
+        self.status = gauge("verdict", told)
         self.status.set(math.nan)
         self.proved = gauge("last_proof_timestamp_seconds", "When the last check was made (Unix time).")
-        self.proof_seconds = Histogram(
-            PREFIX + "proof_seconds",
-            "How long a check took, with its report.",
-            ["out"],
-            registry=self.registry,
-            buckets=PROOF_BUCKETS,
-        ).labels(out)
+        took = "How long a check took, with its report."
+        proofs = Histogram(PREFIX + "proof_seconds", took, ["out"], registry=self.registry, buckets=PROOF_BUCKETS)
+        self.proof_seconds = proofs.labels(out)
 
     def committed_batch(self, commit: Commit) -> None:
         """Count a batch."""
@@ -69,9 +65,8 @@ class Metrics:
 
     def books(self, commit: Commit) -> None:
         """Set the metrics from a commit's sums."""
-        totals = commit.summary["totals"]
-        for name in ("delivered", "quarantine", "missing", "unexplained", "twice", "devices"):
-            getattr(self, name).set(totals[name])
+        for name, one in self.totals.items():
+            one.set(commit.summary["totals"][name])
         self.arrival.set((commit.summary["last_arrival_us"] or 0) / 1e6)
 
     def proof(self, found: Verdict | None) -> None:
@@ -80,5 +75,5 @@ class Metrics:
         self.proved.set(time.time())
         if found is not None:
             self.silent.set(found.silent)
-            self.missing.set(found.totals.get("missing", 0))
-            self.unexplained.set(found.totals.get("unexplained", 0))
+            for name in ("missing", "unexplained"):
+                self.totals[name].set(found.totals.get(name, 0))

@@ -115,7 +115,7 @@ def make(master: str | None = None, log: Path | None = None, more: dict[str, str
     spark.sparkContext.setLogLevel("ERROR" if log is None else "WARN")
     # If the JVM is killed, these would print a traceback.
     logging.getLogger("py4j").propagate = False
-    logging.getLogger().addFilter(_is_not_py4j)  # py4j uses this one, too
+    logging.getLogger().addFilter(lambda record: "py4j" not in record.pathname)  # py4j uses this one, too
     spark.sparkContext._accumulatorServer.handle_error = lambda *_: None  # type: ignore[method-assign]
     if not str(spark.sparkContext.master).startswith("local"):
         spark.sparkContext.addPyFile(str(code_archive(Path(spark.sparkContext._temp_dir))))
@@ -197,10 +197,6 @@ def _has_ended(gateway: Any, error: Exception) -> bool:
     with suppress(subprocess.TimeoutExpired):
         jvm.wait(SHORTEST_END_S)
     return jvm.poll() is not None
-
-
-def _is_not_py4j(record: logging.LogRecord) -> bool:
-    return "py4j" not in record.pathname
 
 
 def _end(gateway: Any, scratch: Scratch) -> None:

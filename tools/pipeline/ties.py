@@ -49,12 +49,6 @@ def kept(offset_us: np.ndarray, uptime: np.ndarray, apart: np.ndarray) -> np.nda
         found[(at[:-1] + at[1:])[drifts] // 2] = True
 
 
-def unbroken(seen: intervals.Intervals, codes: np.ndarray) -> np.ndarray:
-    """Return between which adjacent codes (sorted) all numbers were seen."""
-    at = np.searchsorted(seen.lo, codes, side="right")
-    return at[1:] == at[:-1]
-
-
 def merge(state: State, known: np.ndarray, seen_before: intervals.Intervals, parts: list[pa.Table]) -> pa.Table:
     """Return the ties of a batch's parts in order, without those that need not be kept.
 
@@ -68,7 +62,8 @@ def merge(state: State, known: np.ndarray, seen_before: intervals.Intervals, par
     order = np.lexsort((table["seq"].to_numpy(), keys))
     table, keys = table.take(pa.array(order)), keys[order]
     seq = table["seq"].to_numpy()
-    apart = ~unbroken(state.seen, intervals.encode(np.searchsorted(state.keys, keys), seq))
+    at = np.searchsorted(state.seen.lo, intervals.encode(np.searchsorted(state.keys, keys), seq), side="right")
+    apart = at[1:] != at[:-1]
     begun = np.searchsorted(seen_before.lo, intervals.encode(np.searchsorted(known, keys), seq))
     apart |= np.isin(keys[1:], known) & (begun[1:] != begun[:-1])
     table = table.filter(pa.array(kept(table["offset_us"].to_numpy(), table["uptime"].to_numpy(), apart)))

@@ -136,22 +136,15 @@ class Verdict:
         return int(bool(self.problems))
 
     @property
-    def unproven(self) -> str:
-        """The text about the devices without an identity; empty if there are none."""
-        messages = self.totals.get("plain_messages", 0)
-        if not self.plain:
-            return ""
-        stored = f"all {messages:,} messages that the collector stored are" if messages != 1 else "its message is"
-        right = not (self.totals.get("twice") or self.totals.get("absent"))
-        head = f"{counted(self.plain, 'device')} without an identity: no proof of delivery"
-        return f"{head}; {stored} in the tables, once." if right else f"{head}."
-
-    @property
     def line(self) -> str:
         """The last line: all problems, or that there are none."""
         more = f" (accepted: {'; '.join(self.accepted)})" if self.accepted else ""
         if self.plain:
-            more = f" {self.unproven}{more}"
+            messages = self.totals.get("plain_messages", 0)
+            stored = f"all {messages:,} messages that the collector stored are" if messages != 1 else "its message is"
+            right = not (self.totals.get("twice") or self.totals.get("absent"))
+            head = f"{counted(self.plain, 'device')} without an identity: no proof of delivery"
+            more = f" {head}; {stored} in the tables, once.{more}" if right else f" {head}.{more}"
         if not self.problems:
             whole = WHOLE if self.totals.get("delivered") else "" if self.plain else NONE_READ
             return (whole + more).strip()
@@ -228,7 +221,8 @@ def _judged(books: Books, wanted: Expectations) -> Verdict:
         found.problems.append(f"{len(found.unknown)} boots that are not in the boards' counters")
     found.lost = bool(found.problems)
     if totals["suspect"]:
-        found.problems.append(f"{counted(totals['suspect'], 'jump')} of a counter ({_named(_jumped(books))})")
+        jumped = sorted(set(books.all("lives", ["device"], pc.field("suspect") > 0)["device"].to_pylist()))
+        found.problems.append(f"{counted(totals['suspect'], 'jump')} of a counter ({_named(jumped)})")
     if shared := _shared(books):
         found.problems.append(f"{counted(len(shared), 'id')} that two boards have ({_named(shared)})")
     quarantine = totals["quarantine"]
@@ -273,11 +267,6 @@ def _named(names: list[str], count: int = 0) -> str:
     """Return the first names as a list for a sentence. `count`: the number of all names, if `names` has only a part."""
     more = max(count, len(names)) > min(len(names), MOST_NAMED)
     return ", ".join(map(shown, names[:MOST_NAMED])) + (", ..." if more else "")
-
-
-def _jumped(books: Books) -> list[str]:
-    """Return the devices with a gap that is too long for a loss."""
-    return sorted(set(books.all("lives", ["device"], pc.field("suspect") > 0)["device"].to_pylist()))
 
 
 def _shared(books: Books) -> list[str]:
