@@ -444,7 +444,8 @@ def deploy(arguments: argparse.Namespace) -> None:
         link.run(_REMOVE_EMPTY % (OURS,))
         prepare_journal(link, config["sectors"])
         started = time.monotonic()
-        start_program(link)
+        link.run(_UNMARK)
+        link.reset()
         wait_for_delivery(link, started, arguments.timeout, arguments.board_file)
 
 
@@ -475,12 +476,6 @@ def check_room(found: dict, config: dict, needed: int) -> None:
             + f"; {max(0, found['free']) // 1024} KB are free. Remove files"
             + (", or make journal.kib smaller." if journal else ".")
         )
-
-
-def start_program(link: Link) -> None:
-    """Allow main.py to start again, and reset."""
-    link.run(_UNMARK)
-    link.reset()
 
 
 def copy_files(link: Link, image: dict[str, bytes], copy: list[str], remove: list[str], size: int) -> None:

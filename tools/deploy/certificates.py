@@ -38,16 +38,12 @@ class Tls:
         return found | ({"tls_cert": CERT, "tls_key": KEY} if self.cert else {})
 
 
-def _content(what: str, path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise ConfigurationError(f"broker.{what}: {path} can't be read: {error.strerror}") from None
-
-
 def _pem(what: str, path: Path, kind: bytes) -> bytes:
     """Return a file's PEM blocks whose label ends in `kind`, without other text; a DER file becomes one block."""
-    content = _content(what, path)
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise ConfigurationError(f"broker.{what}: {path} can't be read: {error.strerror}") from None
     blocks = [match[0] for match in _BLOCK.finditer(content) if match[1].endswith(kind)]
     if blocks:
         return b"\n".join(blocks) + b"\n"
