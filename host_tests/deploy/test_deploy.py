@@ -872,7 +872,11 @@ def test_unusable_port_is_named_with_what_to_do(tmp_path, monkeypatch):
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(ports.os, "open", refuse)
-    assert "usermod -aG" in str(ports.why_closed("/dev/null"))
+    group = SimpleNamespace(gr_name="dialout")
+    monkeypatch.setattr(ports.grp, "getgrgid", lambda number: group)
+    assert "usermod -aG dialout $USER" in str(ports.why_closed("/dev/null"))
+    group.gr_name = "root"
+    assert str(ports.why_closed("/dev/null")).endswith("sudo chmod a+rw /dev/null")
 
 
 @pytest.mark.req("B3")

@@ -84,7 +84,12 @@ def why_closed(path: str) -> Failure:
             group = grp.getgrgid(os.stat(path).st_gid).gr_name
         except (KeyError, OSError):
             group = "dialout"
-        return Failure(f"No permission to use {path}. Join its group and log in again: sudo usermod -aG {group} $USER")
+        remedy = (
+            f"Allow it until the board is unplugged: sudo chmod a+rw {path}"
+            if group == "root"  # membership in it allows far more
+            else f"Join its group and log in again: sudo usermod -aG {group} $USER"
+        )
+        return Failure(f"No permission to use {path}. {remedy}")
     except FileNotFoundError:
         return Failure(f"{path} has disappeared: was the board unplugged?")
     except OSError as error:
