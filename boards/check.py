@@ -1,7 +1,7 @@
 """Checks that the `board.py` on this board fulfils the contract, `boards/board.pyi`: `mpremote run boards/check.py`.
 
-It calls all functions except `reset`, `sleep` and `watchdog`, which would end it, and joins no network. It prints a line for each
-function; a line with WRONG has the contract's requirement.
+It calls all functions except `reset`, `sleep` and `watchdog`, which would end it, and joins no network. If there is no journal,
+it makes one of 16 sectors. It prints a line for each function; a line with WRONG has the contract's requirement.
 """
 
 import sys
