@@ -438,7 +438,7 @@ class Journal:
     def close(self) -> None:
         """Close the journal, for example before a deep sleep: the next mount continues in the same sector, without an erase."""
         if not self.worn and self._busy != _AFTER_CLOSE:
-            self.sync()
+            self.flush()
             self._write_state(_LAST)
             self._busy = _AFTER_CLOSE
 
