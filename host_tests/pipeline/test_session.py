@@ -154,17 +154,25 @@ def test_run_cleans_up_after_a_killed_one_and_after_a_signal_to_all_its_processe
 
 
 @pytest.mark.parametrize("delay_s", [0, 1])
-def test_no_process_is_left_after_an_interrupt_while_the_jvm_starts(delay_s):
+def test_no_process_or_file_is_left_after_an_interrupt_while_the_jvm_starts(delay_s, tmp_path):
     program = "from tools.pipeline import session; session.make('local[1]')"
-    process = subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.DEVNULL, start_new_session=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", program],
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+    )
     try:
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
         while not children.read_text():
             assert process.poll() is None
             time.sleep(0.001)
         time.sleep(delay_s)
+        # The next start would delete these after a kill.
+        assert all(path.name.startswith(PREFIX) for path in tmp_path.iterdir())
         process.send_signal(signal.SIGINT)
         process.wait(60)
+        assert not list(tmp_path.iterdir())
         until(lambda: not group_exists(process.pid), lambda: "a child is left")
     finally:
         if group_exists(process.pid):

@@ -13,6 +13,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import warnings
 import zipfile
 import zlib
@@ -101,11 +102,14 @@ def make(master: str | None = None, log: Path | None = None, more: dict[str, str
         settings[JVM_OPTIONS] = f'{settings.get(JVM_OPTIONS, "")} "-Djava.io.tmpdir={scratch.path}"'
     for key, value in settings.items():
         builder = builder.config(key, value)
-    before = _children()
+    before, usual = _children(), tempfile.tempdir
+    if scratch:
+        tempfile.tempdir = str(scratch.path)  # for PySpark's folder with the JVM's port
     try:
         with _output_to(None if submitted else log):
             spark = builder.getOrCreate()
     finally:
+        tempfile.tempdir = usual
         if scratch and SparkContext._gateway is not None:
             atexit.register(_end, SparkContext._gateway, scratch)
         elif scratch:  # Ctrl-C before the JVM has written its port: it cannot write it any more, and would never end
