@@ -32,8 +32,8 @@ How to drive it, from any kind of loop (as the link and the collector do):
             elif event == RESTART: ...          # write the output, close the socket, connect again at once
         wait_ms = connection.check(now_ms)      # keep alive, retries, deadlines; how long the loop may sleep
 
-After `session.publish(...)` or `subscribe(session, ...)` call `connection.pump(now_ms)` and write the output. When the socket is
-closed, by either side, call `connection.close()`.
+After `session.publish(...)` or `requests_of(session).want(...)` call `connection.pump(now_ms)` and write the output. When the
+socket is closed, by either side, call `connection.close()`.
 
 Group commit: a received message's acknowledgement is put into the output when the message is taken. All acknowledgements for one
 batch of received bytes are sent after one `store.sync()`.

@@ -18,7 +18,7 @@ from flashmqtt.errors import (
 from flashmqtt.session.flows import RECEIVER, SENDER
 from flashmqtt.session.ram import RamStore
 from flashmqtt.session.session import Session
-from flashmqtt.session.subscriptions import subscribe
+from flashmqtt.session.subscriptions import requests_of
 from wire import (
     DISCONNECT,
     CutStore,
@@ -475,7 +475,7 @@ def test_publish_in_a_handler_keeps_the_payload_intact():
 @pytest.mark.req("Q5")
 def test_level_3_retransmits_on_open_connection_with_dup():
     broker = connected(level=3, retry_ms=5000)
-    subscribe(broker.session, b"s", 1)
+    requests_of(broker.session).want(b"s", 1)
     (request,) = broker.took()
     broker.session.publish(b"a", b"1", 1)
     broker.session.publish(b"a", b"2", 2)

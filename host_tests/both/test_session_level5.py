@@ -27,7 +27,7 @@ from flashmqtt.session.level5 import Level5
 from flashmqtt.session.ram import RamStore
 from flashmqtt.session.session import Session
 from flashmqtt.session.several import unwant
-from flashmqtt.session.subscriptions import DECLINED, subscribe
+from flashmqtt.session.subscriptions import DECLINED, requests_of
 from tools.proof.packets import length
 from wire import CutStore, Peer, id_of, number, packet, peer, settle, split, text
 from wire import publish as publish4
@@ -233,7 +233,7 @@ def test_unknown_packet_ids_are_answered_with_reason_0x92():
 @pytest.mark.req("W11", "W12")
 def test_refused_subscription_has_the_reason_code():
     broker = connected()
-    entry = subscribe(broker.session, b"x", 1)
+    entry = requests_of(broker.session).want(b"x", 1)
     (request,) = broker.took()
     assert request == packet(0x82, request[2:4], b"\0", text(b"x"), b"\1")
     broker.give(packet(0x90, number(id_of(request)), b"\0", b"\x87"))
@@ -467,7 +467,7 @@ def test_message_that_no_conforming_server_sends_is_acknowledged_before_the_conn
 def test_retained_message_that_no_conforming_server_sends_does_not_end_each_connection(qos):
     broker = connected()
     for filter_, options in ((b"in/#", 0x19), (b"in/+", 2), (b"out", 1)):
-        subscribe(broker.session, filter_, options)
+        requests_of(broker.session).want(filter_, options)
     broker.give(suback5(id_of(broker.took()[0]), 1, 2, 1))
     for retain in (0, 1):
         refused_by(broker, publish(b"in/a", b"x", qos, 7, retain=retain, properties=b"\x01\x02"))
@@ -478,7 +478,7 @@ def test_retained_message_that_no_conforming_server_sends_does_not_end_each_conn
         )
         assert asked == subscribe5(id_of(asked), b"", *filters)
         broker.give(suback5(id_of(asked), 1, 2, 1))
-    subscribe(broker.session, b"in/+", 2)  # the program asks anew
+    requests_of(broker.session).want(b"in/+", 2)  # the program asks anew
     (asked,) = broker.took()
     assert asked == subscribe5(id_of(asked), b"", (b"in/+", 2))
 
@@ -486,7 +486,7 @@ def test_retained_message_that_no_conforming_server_sends_does_not_end_each_conn
 @pytest.mark.req("W12", "W13")
 def test_good_retained_message_behind_a_protocol_error_is_asked_for_again():
     broker = connected()
-    subscribe(broker.session, b"a", 1)
+    requests_of(broker.session).want(b"a", 1)
     broker.give(suback5(id_of(broker.took()[0]), 1))
     good = publish(b"a", b"x", 0, retain=1)
     with pytest.raises(ProtocolError) as caught:
@@ -584,10 +584,10 @@ def suback5(packet_id, *codes):
 def test_each_subscription_identifier_has_its_own_packet_and_is_restored():
     broker = connected()
     session = broker.session
-    one = subscribe(session, b"a", 1, None, identified(7))
-    other = subscribe(session, b"b", 0, None, identified(300))
-    both = subscribe(session, b"c", 0, None, identified(7))
-    plain = subscribe(session, b"d", 2)
+    one = requests_of(session).want(b"a", 1, None, identified(7))
+    other = requests_of(session).want(b"b", 0, None, identified(300))
+    both = requests_of(session).want(b"c", 0, None, identified(7))
+    plain = requests_of(session).want(b"d", 2)
     for present in (0, 0):
         for expected in (
             (b"\x0b\x07", (b"a", 1), (b"c", 0)),
@@ -618,8 +618,8 @@ def test_message_has_the_identifiers_of_matching_subscriptions():
 def test_subscription_identifier_without_server_support_is_declined():
     broker = Peer5(properties=b"\x29\x00")  # Subscription Identifiers Available: 0
     broker.connect()
-    refused = subscribe(broker.session, b"a", 1, None, identified(7))
-    plain = subscribe(broker.session, b"b", 1)
+    refused = requests_of(broker.session).want(b"a", 1, None, identified(7))
+    plain = requests_of(broker.session).want(b"b", 1)
     (asked,) = broker.took()
     assert asked == subscribe5(id_of(asked), b"", (b"b", 1))
     broker.give(suback5(id_of(asked), 1))
@@ -638,8 +638,8 @@ def test_subscription_identifier_without_server_support_is_declined():
 def test_subscription_that_the_server_does_not_support_is_declined_and_not_sent(available, code, filters):
     broker = Peer5(properties=available)
     broker.connect()
-    refused = [subscribe(broker.session, one, 1) for one in filters]
-    plain = subscribe(broker.session, b"b", 1)
+    refused = [requests_of(broker.session).want(one, 1) for one in filters]
+    plain = requests_of(broker.session).want(b"b", 1)
     (asked,) = broker.took()  # else the server would end every connection (5, sections 3.2.2.3.11 and 3.2.2.3.13)
     assert asked == subscribe5(id_of(asked), b"", (b"b", 1))
     broker.give(suback5(id_of(asked), 1))
@@ -657,11 +657,11 @@ def test_subscription_that_the_server_does_not_support_is_declined_and_not_sent(
 def test_unanswered_subscription_that_the_next_server_does_not_support_does_not_stop_the_others():
     broker = Peer5()
     broker.connect()
-    refused = subscribe(broker.session, b"a/#", 1)
+    refused = requests_of(broker.session).want(b"a/#", 1)
     broker.took()
     broker.fail()
     broker.properties = b"\x28\x00"  # Wildcard Subscription Available: 0
-    plain = subscribe(broker.session, b"b", 1)
+    plain = requests_of(broker.session).want(b"b", 1)
     (asked,) = broker.connect(1)
     assert asked == subscribe5(id_of(asked), b"", (b"b", 1))
     broker.give(suback5(id_of(asked), 1))
@@ -697,7 +697,7 @@ def test_receive_maximum_delays_only_publish_above_qos_0():
     broker.session.publish(b"a", b"2", 1)
     assert broker.took() == []
     broker.session.put_unstored(b"a", b"0")
-    subscribe(broker.session, b"s", 1)
+    requests_of(broker.session).want(b"s", 1)
     broker.give(publish(b"b", b"3", 1, 9), ack(0x50, 2))
     assert [one[0] for one in broker.took()] == [0x30, 0x40, 0x62, 0x82]
 
@@ -861,8 +861,8 @@ def test_held_message_repeated_at_any_level_is_a_duplicate(first, then):
 @pytest.mark.req("W11", "W12")
 def test_subscribe_over_maximum_packet_size_is_declined_and_others_split():
     broker = connected(properties=b"\x27\x00\x00\x00\x28")  # Maximum Packet Size: 40
-    long = subscribe(broker.session, b"x" * 40, 1)
-    short = [subscribe(broker.session, b"%d" % i * 12, 1) for i in range(3)]
+    long = requests_of(broker.session).want(b"x" * 40, 1)
+    short = [requests_of(broker.session).want(b"%d" % i * 12, 1) for i in range(3)]
     asked = []
     for _ in range(6):
         for request in broker.took():

@@ -6,7 +6,7 @@ from flashmqtt.connection import CONNECTED, DELIVERED, IN_DOUBT, REFUSED
 from flashmqtt.errors import ConnectionLost, DeadlineExpired, ProtocolError
 from flashmqtt.session import suspect
 from flashmqtt.session.session import Session
-from flashmqtt.session.subscriptions import subscribe
+from flashmqtt.session.subscriptions import requests_of
 from wire import (
     PINGREQ,
     PINGRESP,
@@ -182,7 +182,7 @@ def other_message_sent(broker):
 def subscribing(broker):
     """A SUBSCRIBE is unanswered."""
     start_trial(broker)
-    subscribe(broker.session, b"s", 0)
+    requests_of(broker.session).want(b"s", 0)
     assert len(broker.took()) == 1
 
 
@@ -548,7 +548,7 @@ def test_max_qos_1_sends_stored_and_new_qos_2_messages_at_qos_1():
 @pytest.mark.req("R3")
 def test_trial_waits_for_the_suback():
     broker = suspected()
-    subscribe(broker.session, b"s", 1)
+    requests_of(broker.session).want(b"s", 1)
     (request,) = broker.connect(1)
     for _ in range(4):
         pass_time(broker)

@@ -4,15 +4,15 @@ import pytest
 
 from flashmqtt.errors import BufferTooSmall, InvalidTopic, ProtocolError, Refused, UsageError
 from flashmqtt.session.several import unwant
-from flashmqtt.session.subscriptions import DECLINED, GRANTED, subscribe
+from flashmqtt.session.subscriptions import DECLINED, GRANTED, requests_of
 from wire import connack, connected, id_of, packet, peer, puback, suback, subscribed, text, unsuback
 
 
 @pytest.mark.req("Q8")
 def test_subscriptions_are_restored_only_after_a_lost_session():
     broker = connected()
-    subscribe(broker.session, b"x", 1)
-    subscribe(broker.session, b"y/#", 2)
+    requests_of(broker.session).want(b"x", 1)
+    requests_of(broker.session).want(b"y/#", 2)
     (first,) = broker.took()
     assert first == packet(0x82, first[2:4], text(b"x"), b"\1", text(b"y/#"), b"\2")
     broker.give(suback(id_of(first), 1, 2))
@@ -37,8 +37,8 @@ def test_subscriptions_are_restored_after_a_lost_connack():
 @pytest.mark.req("Q8", "W11")
 def test_refused_subscription_is_requested_again_on_next_connection():
     broker = connected()
-    entry = subscribe(broker.session, b"x", 1)
-    other = subscribe(broker.session, b"y", 1)
+    entry = requests_of(broker.session).want(b"x", 1)
+    other = requests_of(broker.session).want(b"y", 1)
     broker.give(suback(id_of(broker.took()[0]), 0x80, 0))
     assert entry.state == DECLINED
     assert other.state == GRANTED and other.code == 0
@@ -54,7 +54,7 @@ def test_refused_subscription_is_requested_again_on_next_connection():
 @pytest.mark.req("Q8", "W11")
 def test_refused_subscription_is_requested_again_after_doubling_delays():
     broker = connected()
-    subscribe(broker.session, b"x", 1)
+    requests_of(broker.session).want(b"x", 1)
     broker.give(suback(id_of(broker.took()[0]), 0x80))
     began = broker.now
     asked = []
@@ -74,8 +74,8 @@ def test_refused_subscription_is_requested_again_after_doubling_delays():
 def test_subscription_on_which_the_broker_closes_the_connection_does_not_stop_the_others_and_messages():
     broker = connected()
     session = broker.session
-    bad = subscribe(session, b"forbidden", 1)
-    good = subscribe(session, b"good", 0)
+    bad = requests_of(session).want(b"forbidden", 1)
+    good = requests_of(session).want(b"good", 0)
     began = broker.now
     asked = []
     connections = 0
@@ -108,7 +108,7 @@ def test_subscription_on_which_the_broker_closes_the_connection_does_not_stop_th
     assert session.delivered(handle) and good.state == GRANTED
     assert bad.state == DECLINED and bad.code == 0x100
     with pytest.raises(Refused):
-        subscribe(session, b"forbidden", 1).granted()  # not asked for before its time
+        requests_of(session).want(b"forbidden", 1).granted()  # not asked for before its time
     assert broker.took() == []
 
 
@@ -116,7 +116,7 @@ def test_subscription_on_which_the_broker_closes_the_connection_does_not_stop_th
 @pytest.mark.parametrize("sent", [False, True])
 def test_subscription_that_was_not_answered_is_made_again_after_unsubscribe(sent):
     broker = connected()
-    subscribe(broker.session, b"x", 1)
+    requests_of(broker.session).want(b"x", 1)
     for _ in range(3):
         broker.took()
         broker.fail()
@@ -124,7 +124,7 @@ def test_subscription_that_was_not_answered_is_made_again_after_unsubscribe(sent
     unwant(broker.session, b"x")
     if sent:
         (ends,) = broker.took()
-    entry = subscribe(broker.session, b"x", 1)
+    entry = requests_of(broker.session).want(b"x", 1)
     if sent:
         broker.give(unsuback(id_of(ends)))
     (request,) = broker.took()
@@ -136,7 +136,7 @@ def test_subscription_that_was_not_answered_is_made_again_after_unsubscribe(sent
 @pytest.mark.req("Q8", "W11")
 def test_subscription_is_asked_for_with_every_connection_that_the_program_ends_before_the_answer():
     broker = connected()
-    subscribe(broker.session, b"x", 1)
+    requests_of(broker.session).want(b"x", 1)
     (request,) = broker.took()
     for _ in range(5):
         assert request[0] == 0x82
@@ -207,10 +207,10 @@ def test_unsubscribe_on_which_the_broker_closes_the_connection_ends_refused_and_
 @pytest.mark.req("W11")
 def test_subscribing_again_before_suback_sends_another_subscribe():
     broker = connected()
-    entry = subscribe(broker.session, b"x", 0)
+    entry = requests_of(broker.session).want(b"x", 0)
     first = broker.took()[0]
-    subscribe(broker.session, b"x", 2)
-    subscribe(broker.session, b"y", 1)
+    requests_of(broker.session).want(b"x", 2)
+    requests_of(broker.session).want(b"y", 1)
     assert broker.took() == []
     broker.give(suback(id_of(first), 0))
     (second,) = broker.took()
@@ -226,7 +226,7 @@ def test_many_subscriptions_are_restored_by_several_packets():
     broker = connected(out_bytes=64, packet_bytes=64, buffer_bytes=64)
     filters = [b"a/filter/number/%d" % i for i in range(7)]
     for filter_ in filters:
-        subscribe(broker.session, filter_, 1)
+        requests_of(broker.session).want(filter_, 1)
         broker.give(suback(id_of(broker.took()[0]), 1))
     broker.drop()
     requests = broker.connect(0)
@@ -250,10 +250,10 @@ def test_invalid_subscription_is_refused_at_once_and_not_kept():
         (b"x#", 1, InvalidTopic),
     ):
         with pytest.raises(error):
-            subscribe(broker.session, wrong, options)
-        subscribe(broker.session, b"good", 1)
+            requests_of(broker.session).want(wrong, options)
+        requests_of(broker.session).want(b"good", 1)
         with pytest.raises(error):
-            subscribe(broker.session, wrong, options)
+            requests_of(broker.session).want(wrong, options)
     assert len(broker.session.subscriptions) == 1
     (request,) = broker.connect(0)
     assert request[4:] == text(b"good") + b"\1"
@@ -262,7 +262,7 @@ def test_invalid_subscription_is_refused_at_once_and_not_kept():
 @pytest.mark.req("W11")
 def test_suback_with_wrong_count_of_codes_ends_the_connection():
     broker = connected()
-    subscribe(broker.session, b"x", 1)
+    requests_of(broker.session).want(b"x", 1)
     (request,) = broker.took()
     with pytest.raises(ProtocolError):
         broker.give(suback(id_of(request), 1, 1))

@@ -7,7 +7,7 @@ from flashmqtt.connection import NOTHING, OUTPUT, Connection
 from flashmqtt.errors import CLOSED_BY_PEER, ConnectionLost, StoreWorn
 from flashmqtt.session.ram import RamStore
 from flashmqtt.session.session import Session
-from flashmqtt.session.subscriptions import subscribe
+from flashmqtt.session.subscriptions import requests_of
 from tools.proof import packets
 from tools.proof.packets import PING as PINGREQ  # noqa: F401 - tests import it from here, and some of the next names
 from tools.proof.packets import PONG as PINGRESP  # noqa: F401
@@ -197,7 +197,7 @@ def past_pubrec(*arguments, **options):
 def subscribed(filter_, qos, *arguments, **options):
     """Return a connected peer whose broker has granted this subscription."""
     broker = connected(*arguments, **options)
-    subscribe(broker.session, filter_, qos)
+    requests_of(broker.session).want(filter_, qos)
     broker.give(suback(id_of(broker.took()[0]), qos))
     return broker
 

@@ -31,7 +31,7 @@ from flashmqtt.compat import ticks_ms
 from flashmqtt.connection import CONNECTED, MESSAGE, NOTHING, OUTPUT, RESTART, SUBSCRIBED, Connection
 from flashmqtt.session.level5 import Level5
 from flashmqtt.session.message import Message
-from flashmqtt.session.subscriptions import DECLINED, GRANTED, subscribe
+from flashmqtt.session.subscriptions import DECLINED, GRANTED, requests_of
 from tools.collector.health import Health
 from tools.collector.oversize import encode_varint
 from tools.collector.runs import RunDecoder, RunSession
@@ -185,7 +185,7 @@ class Collector:
             # Level 5, Retain Handling 1: no retained messages if the subscription exists already (§3.8.3.1).
             options = qos | 0x10 if self.settings.level == 5 else qos
             if topic.startswith(prefix):
-                subscribe(self.session, encoded, options)
+                requests_of(self.session).want(encoded, options)
 
     def _connection(self) -> Connection:
         settings = self.settings

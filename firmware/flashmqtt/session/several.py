@@ -7,7 +7,7 @@ from flashmqtt.codec.subscribe import put_unsubscribe
 from flashmqtt.compat import TYPE_CHECKING, const
 from flashmqtt.errors import BufferTooSmall, UsageError
 
-from .subscriptions import requests_of, subscribe
+from .subscriptions import requests_of
 
 if TYPE_CHECKING:
     from typing import Any  # noqa: TID251
@@ -48,7 +48,7 @@ def want_all(session: "Any", filters: "Any", options: "Any", handler: "Any", pro
         filter_ = _octets(filter_)
         requests.check(filter_, its, properties)
         pairs.append((filter_, its))
-    return Several([subscribe(session, filter_, its, handler, properties) for filter_, its in pairs])
+    return Several([requests.want(filter_, its, handler, properties) for filter_, its in pairs])
 
 
 def unwant(session: "Any", filter_: "Any", properties: "Any" = None) -> "Any":

@@ -109,29 +109,11 @@ def want(session: "Any", filter_: "Any", options: "Any", handler: "Any", propert
         from .several import want_all
 
         return want_all(session, filter_, options, handler, properties)
-    return subscribe(session, filter_, options, handler, properties)
-
-
-def subscribe(
-    session: "Any",
-    filter_: "bytes | bytearray | memoryview",
-    options: "Any",
-    handler: "Any" = None,
-    properties: "bytes | bytearray | memoryview | None" = None,
-) -> "Any":
-    """Ask for a subscription, now or as soon as there is a connection; return its entry, which has the result.
-
-    Raises:
-        InvalidTopic, UsageError, BufferTooSmall: no SUBSCRIBE can ask for it.
-    """
-    entry = requests_of(session).want(filter_, options, handler, properties)
-    if options & 3 == 2:
-        session.load_inbound()
-    return entry
+    return requests_of(session).want(filter_, options, handler, properties)
 
 
 def requests_of(session: "Any") -> "Any":
-    """Return the handler of a session's SUBSCRIBE and UNSUBSCRIBE; make it when it is first needed."""
+    """Return a session's `Requests`; make it when it is first needed."""
     if session.requests is None:
         session.requests = Requests(session)
     return session.requests
@@ -148,14 +130,8 @@ class Requests:
         self._put: "Any" = put_subscribe
         self._put_ms = 0
 
-    def want(
-        self,
-        filter_: "bytes | bytearray | memoryview",
-        options: "Any",
-        handler: "Any",
-        properties: "bytes | bytearray | memoryview | None",
-    ) -> "Any":
-        """Do what `Session.subscribe` does."""
+    def want(self, filter_: "Any", options: "Any", handler: "Any" = None, properties: "Any" = None) -> "Any":
+        """Ask for a subscription, now or with the next connection; return its entry, which has the result."""
         self.check(filter_, options, properties)
         entry = self.entry(filter_)
         entry.options = options
@@ -166,19 +142,12 @@ class Requests:
             entry.state = _TO_SUBSCRIBE
             entry.refusals = 0
         self.changed()
+        if options & 3 == 2:
+            self._session.load_inbound()
         return entry
 
-    def check(
-        self,
-        filter_: "bytes | bytearray | memoryview",
-        options: "Any",
-        properties: "bytes | bytearray | memoryview | None",
-    ) -> None:
-        """Check that a SUBSCRIBE can ask for this.
-
-        Raises:
-            InvalidTopic, UsageError, BufferTooSmall: it can't.
-        """
+    def check(self, filter_: "Any", options: "Any", properties: "Any") -> None:
+        """Check that a SUBSCRIBE can ask for this, as `want` does."""
         session = self._session
         n = put_subscribe(session.scratch, 0, 1, ((filter_, options),), session.level, False, properties)
         if n > len(session.output.buf):
