@@ -85,6 +85,7 @@ def mount(j: "Any", region: "Any", policy: int, wipe: bool, feed: "Callable[[], 
     j._ends = array("H", [0] * n)  # where the sector's records end; the head's: `_end`
     j._prev = _NONE  # the sector before the head on the chain
     j._ring_seq = j.wear = 0
+    j._new_tail = 0  # now: the first opening shall not enlarge the table of attributes
     j._chain = j._put_records = 0  # how many sectors; how many records the last opening wrote
     j.hold_limit = 128 if size >= 4096 else 40  # how many held messages an opening can list
     j._reserve = 3 if n > 5 else 2  # free sectors after an outgoing message; the third is for inbound messages
