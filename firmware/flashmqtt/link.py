@@ -158,7 +158,7 @@ class Link:
             self._prove()
         up = self._state == _UP
         backoff = self.backoff
-        # Without a socket (no network, no such name), no broker has any load. Before the first connection, a person may wait.
+        # Without a socket (no network), no broker has any load. Before the first connection, a person may wait.
         near = self._state == _DOWN and error.args[:1] != (_REFUSED,)
         if near or not (self.connects or self._is_known()):
             while backoff.step and backoff.limit_ms() > _NEAR_MS:
@@ -180,7 +180,7 @@ class Link:
     def step(self, now_ms: int) -> "Any":
         """Advance; return the next event, or NOTHING until `sock` is ready or `wait_ms` is over.
 
-        The caller passes every error to `ended`. (A `try` here would allocate a frame for each message, in 25 us.)
+        The caller passes every error to `ended`. (A `try` here would take 25 us and a frame a message.)
         """
         session = self._session
         session.busy = True
@@ -194,7 +194,7 @@ class Link:
             event = NOTHING if self.drained else self._process(now_ms)
             while event != MESSAGE:
                 if event == NOTHING:
-                    # The usual case of `write`, and what `has_more` asks first: a call takes 20 us.
+                    # What `write` and `has_more` do first: a call takes 20 us.
                     if (
                         output.end
                         and (
@@ -205,7 +205,7 @@ class Link:
                         and session.has_more()
                     ):
                         event = self._process(now_ms)
-                        continue  # the window is larger than the output buffer: send the rest, too
+                        continue  # the window exceeds the output buffer: send the rest
                     if n >= _READS or self.shaking:  # the write of CONNECT advances the handshake
                         wait = ticks_diff(self._check_ms, now_ms)
                         if wait <= 0 or (self._unproved and session.proved):
@@ -235,6 +235,7 @@ class Link:
                     break
                 elif event == OUTPUT:
                     if not self.write(now_ms):
+                        self.events = _POLLOUT  # nothing is read now
                         self.wait_ms = _IDLE_MS
                     elif not (output.limit or session.partial):  # a QoS 0 message is sent in pieces: `Sending`
                         self.wait_ms = _SENDING_MS
@@ -280,7 +281,7 @@ class Link:
                 while True:
                     self.connection.pump(now_ms)
                     if not self._output.end or not self.write(now_ms) or not self._session.has_more():
-                        return  # else the window is larger than the output buffer
+                        return  # else the window exceeds the output buffer
             except (OSError, ConnectionLost) as error:
                 self.fail(error, now_ms)
 
@@ -388,7 +389,7 @@ class Link:
             addresses = socket.getaddrinfo(self.host, self.port, 0, socket.SOCK_STREAM)
         if not addresses:
             raise ConnectionLost("no address for %s" % self.host)
-        # (Servers may rotate them.)
+        # Servers may rotate them.
         family, _, _, _, address = sorted(addresses)[(self.attempts - 1) % len(addresses)]
         if _HOSTED:
             from .hosted import HostedSocket

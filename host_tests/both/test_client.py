@@ -1006,3 +1006,22 @@ def test_long_qos_0_message_waits_for_the_broker_without_a_busy_loop():
     assert ticks_diff(ticks_ms(), begin) >= 900
     assert broker.feeds - feeds < 100
     broker.close()
+
+
+@pytest.mark.req("Q1", "R4")
+def test_stuck_output_waits_for_the_broker_without_a_busy_loop():
+    broker, mqtt = connected(buffer_bytes=128)
+    broker.deaf = True  # it reads nothing, and its own bytes wait to be read
+    mqtt.link.sock.setsockopt(1, 7, 4096)  # SO_SNDBUF
+    for _ in range(12):
+        mqtt.publish("a", bytes(20_000), qos=1)
+    mqtt.poll(200)
+    broker.give(publish(b"b", bytes(100)), publish(b"b", bytes(100)))
+    mqtt.poll(100)
+    feeds = broker.feeds
+    mqtt.poll(300)
+    assert mqtt.connected and mqtt.link.events & 4 and broker.feeds - feeds < 50
+    broker.deaf = False
+    mqtt.on_message = lambda message: None
+    assert mqtt.drain(PATIENCE_S)
+    mqtt.disconnect()
