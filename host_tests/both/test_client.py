@@ -1013,8 +1013,8 @@ def test_stuck_output_waits_for_the_broker_without_a_busy_loop():
     broker, mqtt = connected(buffer_bytes=128)
     broker.deaf = True  # it reads nothing, and its own bytes wait to be read
     mqtt.link.sock.setsockopt(1, 7, 4096)  # SO_SNDBUF
-    for _ in range(12):
-        mqtt.publish("a", bytes(20_000), qos=1)
+    for _ in range(14):
+        mqtt.publish("a", bytes(8_000), qos=1)
     mqtt.poll(200)
     broker.give(publish(b"b", bytes(100)), publish(b"b", bytes(100)))
     mqtt.poll(100)
