@@ -577,7 +577,7 @@ class Client:
         timeout_s: "float | None" = None,
         properties: "dict[int, Any] | list[tuple[int, Any]] | None" = None,
     ) -> "Any":
-        """Subscribe; return the granted QoS. The client subscribes again whenever the broker loses the session.
+        """Subscribe; return the granted QoS. The client subscribes again when the broker lost the session (`$share/`: always).
 
         Without a connection the client remembers the subscription and returns None. It also remembers a refused subscription: it
         asks again with every new connection, and after 10 s, 20 s and so on up to an hour, until `unsubscribe` is called. If

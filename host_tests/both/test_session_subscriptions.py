@@ -24,6 +24,19 @@ def test_subscriptions_are_restored_only_after_a_lost_session():
 
 
 @pytest.mark.req("Q8")
+def test_shared_subscription_is_made_again_with_every_connection():
+    """mosquitto 2 forgets shared subscriptions when it restarts, but keeps the session."""
+    broker = subscribed(b"$share/group/x", 1)
+    requests_of(broker.session).want(b"x", 1)
+    broker.give(suback(id_of(broker.took()[0]), 1))
+    broker.drop()
+    (again,) = broker.connect(1)
+    assert again[4:] == text(b"$share/group/x") + b"\1"
+    broker.give(suback(id_of(again), 1))
+    assert broker.took() == []
+
+
+@pytest.mark.req("Q8")
 def test_subscriptions_are_restored_after_a_lost_connack():
     broker = subscribed(b"x", 1)
     broker.drop()

@@ -65,7 +65,6 @@ MOST_PENDING_BYTES = 8 << 20  # of one group, in memory
 STALLED_RETRY_S = 0.5
 FULL_DISK_ROTATE_BYTES = 4 << 20  # a longer log is sealed when the disk is full, to free space
 HELD_DRAIN_FACTOR = 10  # --drain waits so many times longer while QoS 2 messages wait for their PUBREL
-SHARED = "$share/"  # the beginning of a shared subscription
 LOCK_WAIT_S = 15.0  # the sealer of a killed collector may still hold the lock
 
 
@@ -145,7 +144,7 @@ class Collector:
         logs = settings.landing / f"{settings.client_id}.logs"
         number, rows = (0, 0) if log_numbers(logs) else _last_segment(settings.landing, settings.client_id)
         # Only collectors with shared subscriptions may use one landing: others would each store all messages.
-        shared = all(topic.startswith(SHARED) for topic, _ in settings.topics)
+        shared = all(topic.startswith("$share/") for topic, _ in settings.topics)
         first = (settings.in_flight, number + 1, rows, settings.reserve_bytes, settings.salvage)
         mount = functools.partial(LandingStore, logs, settings.client_id, *first, shared=shared)
         try:
@@ -163,7 +162,12 @@ class Collector:
             remember=False,
         )
         self.inbound = self.session.load_inbound()
-        self._subscribe()
+        for topic, qos in settings.topics:
+            encoded = os.fsencode(topic)  # as on the command line, also if it is not UTF-8
+            check_filter(encoded)
+            # Level 5, Retain Handling 1: no retained messages if the subscription exists already (§3.8.3.1).
+            options = qos | 0x10 if settings.level == 5 else qos
+            requests_of(self.session).want(encoded, options)
         self.connection = self._connection()
         self.decoder = RunDecoder(len(self.connection.decoder.buffer), settings.level, settings.drop_oversize)
         self.decoder.on_oversize = self._note_oversize
@@ -176,16 +180,6 @@ class Collector:
         self._woken = asyncio.Event()
         self._rows_committed = self.rows_acknowledged = self.store.stored
         self._last_message = time.monotonic()
-
-    def _subscribe(self, prefix: str = "") -> None:
-        """Ask for the subscriptions that begin with `prefix`."""
-        for topic, qos in self.settings.topics:
-            encoded = os.fsencode(topic)  # as on the command line, also if it is not UTF-8
-            check_filter(encoded)
-            # Level 5, Retain Handling 1: no retained messages if the subscription exists already (§3.8.3.1).
-            options = qos | 0x10 if self.settings.level == 5 else qos
-            if topic.startswith(prefix):
-                requests_of(self.session).want(encoded, options)
 
     def _connection(self) -> Connection:
         settings = self.settings
@@ -402,7 +396,6 @@ class Collector:
                 state = "the broker knows the session" if connection.session_present else "a new session"
                 if not connection.session_present:
                     self.store.begin_session()
-                self._subscribe(SHARED)  # mosquitto 2.0 keeps the session when it restarts, but loses these
                 if not connection.session_present and (self.connects > 1 or self.store.stored):
                     self.health.lost_sessions.inc()
                     state = "but the broker has forgotten the session: the messages queued there are lost"

@@ -147,7 +147,7 @@ class Requests:
         return entry
 
     def check(self, filter_: "Any", options: "Any", properties: "Any") -> None:
-        """Check that a SUBSCRIBE can ask for this, as `want` does."""
+        """Check that a SUBSCRIBE can ask for this."""
         session = self._session
         n = put_subscribe(session.scratch, 0, 1, ((filter_, options),), session.level, False, properties)
         if n > len(session.output.buf):
@@ -171,7 +171,7 @@ class Requests:
             self._session.waiting.changed()
 
     def connected(self, restore: "Any") -> None:
-        """The broker accepted a connection; restore: ask again for granted subscriptions, too."""
+        """The broker accepted a connection; restore: ask for granted ones again. mosquitto 2 forgets shared ones anyway."""
         session = self._session
         for entry in session.subscriptions:
             sent = entry.state == _SUBSCRIBE_SENT or entry.state == _UNSUBSCRIBE_SENT
@@ -180,7 +180,7 @@ class Requests:
                     entry.decline(_CLOSED, self._put_ms)
             elif sent:
                 entry.state -= _SUBSCRIBE_SENT - _TO_SUBSCRIBE
-            elif entry.state == DECLINED or (entry.state == GRANTED and restore):
+            elif entry.state == DECLINED or (entry.state == GRANTED and (restore or entry.filter[:7] == b"$share/")):
                 entry.state = _TO_SUBSCRIBE
         session.wants_request = bool(session.subscriptions)
 
