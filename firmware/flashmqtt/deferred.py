@@ -70,6 +70,16 @@ class Deferred(WaitingQueue):
         self.drop_unclaimed(now_ms)
         return handled
 
+    def finish(self, entry: "Any") -> None:
+        """A message was taken, or is discarded; a timer's publish is refused while it is acknowledged."""
+        session = self._client.session
+        busy = session.busy
+        try:
+            session.busy = True
+            WaitingQueue.finish(self, entry)
+        finally:
+            session.busy = busy
+
     def drop_unclaimed(self, now_ms: int) -> None:
         """Report messages that are unclaimed for too long; acknowledge them if that is the policy."""
         client = self._client

@@ -543,23 +543,26 @@ def test_publish_that_interrupts_publish_or_poll_is_refused_without_damage(qos):
 
 
 @pytest.mark.req("R4")
-@pytest.mark.parametrize("qos", [0, 1])
-def test_publish_that_interrupts_an_acknowledgement_is_refused_without_damage(qos):
+@pytest.mark.parametrize(("waits", "qos"), [(False, 0), (False, 1), (True, 0), (True, 1)])
+def test_publish_that_interrupts_an_acknowledgement_is_refused_without_damage(waits, qos):
     broker, mqtt = connected()
     output = mqtt.session.output
-    put = output.put_puback
+    name = "put_ack" if waits else "put_puback"
+    put = getattr(output, name)
     refused = []
 
-    def interrupted(packet_id):
-        output.put_puback = put
+    def interrupted(*arguments):
+        setattr(output, name, put)
         with pytest.raises(UsageError):
             mqtt.publish("alarm", "from a timer", qos)
-        refused.append(packet_id)
-        put(packet_id)
+        refused.append(arguments[-1])
+        put(*arguments)
 
-    output.put_puback = interrupted
-    mqtt.on_message = lambda message: None
+    setattr(output, name, interrupted)
     broker.give(publish(b"a", b"1", 1, 7))
+    if waits:
+        poll_until(mqtt, lambda: mqtt.session.waiting)
+    mqtt.on_message = lambda message: None
     poll_until(mqtt, lambda: broker.of(4))
     mqtt.publish("t", "after", qos)
     poll_until(mqtt, lambda: broker.of(3))
