@@ -373,3 +373,37 @@ def test_peer_settles_after_its_flows_have_ended():
             await peer.stop()
 
     asyncio.run(scene())
+
+
+def test_peer_sends_what_it_got_between_connack_and_the_answer_to_its_ping():
+    async def scene():
+        asked, answer, sent = asyncio.Event(), asyncio.Event(), []
+
+        async def broker(reader, writer):
+            codec = p.Reader()
+            while chunk := await reader.read(100):
+                for packet in codec.feed(chunk):
+                    if packet.kind == p.CONNECT:
+                        writer.write(p.connack(4, 0))
+                    elif packet.kind == p.PINGREQ:
+                        asked.set()
+                        await answer.wait()
+                        writer.write(p.packet(0xD0))
+                    elif packet.kind == p.PUBLISH:
+                        sent.append(packet.payload)
+                        writer.write(p.ack(p.PUBACK, packet.packet_id))
+            writer.close()
+
+        server = await asyncio.start_server(broker, "127.0.0.1", 0)
+        async with server, asyncio.timeout(10):
+            peer = Peer(server.sockets[0].getsockname()[1], "peer")
+            starting = asyncio.ensure_future(peer.start())
+            first = peer.send("t", b"before CONNACK", 1)
+            await asked.wait()
+            second = peer.send("t", b"after it", 1)
+            answer.set()
+            await asyncio.gather(starting, first, second)
+            assert sent == [b"before CONNACK", b"after it"]
+            await peer.stop()
+
+    asyncio.run(scene())

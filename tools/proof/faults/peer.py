@@ -32,6 +32,7 @@ class Peer:
         self._up = asyncio.Event()
         self._next_id = 0
         self._awaited: dict[int, asyncio.Future] = {}
+        self._unsent: list[bytes] = []  # packets made since the last CONNACK, before the answer to PINGREQ
         self._session = Session()
         self._filters: list[tuple[str, int]] = []
         self._waiting = False
@@ -125,6 +126,8 @@ class Peer:
             self._session.unanswered[packet_id] = packet
         if self._up.is_set() and self._writer is not None and not self._waiting:
             self._writer.write(packet)
+        else:
+            self._unsent.append(packet)
         return future
 
     async def _run(self) -> None:
@@ -153,9 +156,12 @@ class Peer:
                 self._session.held.clear()
                 for topic_filter in self._filters:
                     self._writer.write(p.subscribe(self._id(), [topic_filter]))
+            self._unsent.clear()  # they are among the repetitions
             # A broker answers in order: after the answer to PINGREQ the subscriptions are active.
             self._writer.write(self._session.repetitions() + p.PING)
         elif packet.kind == p.PINGRESP:
+            if not self._up.is_set():
+                self._writer.write(b"".join(self._unsent))
             self._up.set()
             self._pong.set()
         else:
