@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import flashmqtt
+from tools.command import Failure
 from tools.deploy import release
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -56,6 +57,17 @@ def run(*words, **options):
     return ran.stdout
 
 
+@pytest.mark.parametrize("other", ["thesis.txt", "mip/mine.py"])
+def test_folder_with_other_files_is_not_replaced_by_a_release(dist, tmp_path, other):
+    target = tmp_path / "home"
+    shutil.copytree(dist, target)
+    release.check_replaceable(target)  # an earlier release
+    (target / other).write_text("mine")
+    with pytest.raises(Failure, match=f"home is not replaced: {re.escape(other)} is of no release"):
+        release.release(target)
+    assert (target / other).read_text() == "mine"
+
+
 @pytest.mark.req("B1")
 def test_release_of_the_same_sources_is_reproducible(dist, tmp_path):
     copy = tmp_path / "copy"
@@ -65,9 +77,9 @@ def test_release_of_the_same_sources_is_reproducible(dist, tmp_path):
         else:
             shutil.copy(ROOT / name, copy / name)
     environment = {**os.environ, "PYTHONPATH": f"{copy}:{copy / 'firmware'}", "PYTHONDONTWRITEBYTECODE": "1"}
-    run(sys.executable, "-m", "tools.deploy.release", cwd=copy, env=environment)
-    assert (copy / "dist/SHA256SUMS").read_text() == (dist / "SHA256SUMS").read_text()
-    assert "OK" in run("sha256sum", "--check", "SHA256SUMS", cwd=copy / "dist")
+    run(sys.executable, "-m", "tools.deploy.release", "--into", str(tmp_path / "dist"), cwd=copy, env=environment)
+    assert (tmp_path / "dist/SHA256SUMS").read_text() == (dist / "SHA256SUMS").read_text()
+    assert "OK" in run("sha256sum", "--check", "SHA256SUMS", cwd=tmp_path / "dist")
 
 
 @pytest.mark.req("B1")

@@ -198,6 +198,7 @@ def test_wrong_variable_of_make_is_named_in_one_line(words, text):
         ("journal dump /nothing", "dump: /nothing: No such file or directory: check the path"),
         ("deploy.image --board pico --micropython /nothing", "image: MICROPYTHON=/nothing is not a folder"),
         ("deploy.image --board nano --micropython x", "image: BOARD=nano is unknown; known boards: pico,"),
+        ("deploy.release --into /proc/x", "release: /proc/x"),
         (
             "landing.parquet --landing /nothing --collector c --number 1",
             "parquet: /nothing/c-000000001.parquet: No such",

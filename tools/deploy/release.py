@@ -26,7 +26,7 @@ from pathlib import Path
 
 from flashmqtt import __version__
 from tools.bootstrap import ROOT
-from tools.command import Failure, ended, named, parser_of
+from tools.command import Failure, ended, folder, named, parser_of
 from tools.deploy import package
 from tools.deploy.build import HOST_ONLY, MPY_VERSION, library, packed, write_files
 
@@ -94,12 +94,29 @@ def write_checksums(target: Path) -> None:
     (target / "SHA256SUMS").write_text("".join(lines))
 
 
-def release(target: Path) -> None:
-    """Build everything into a folder, in place of an earlier release.
+def check_replaceable(target: Path) -> None:
+    """Check that a folder has no files but those of an earlier release.
 
     Raises:
-        Failure: a build failed; the folder is unchanged.
+        Failure: it has others, which building a release would delete.
     """
+    try:
+        sums = (target / "SHA256SUMS").read_text().splitlines()
+    except (OSError, ValueError):
+        sums = []
+    known = {line.partition("  ")[2] for line in sums} | {"SHA256SUMS"}
+    others = (path for path in target.rglob("*") if not path.is_dir() and str(path.relative_to(target)) not in known)
+    if (other := next(others, None)) is not None:
+        raise Failure(f"{target} is not replaced: {other.relative_to(target)} is of no release; give an empty folder")
+
+
+def release(target: Path) -> None:
+    """Build everything into a folder; an earlier release in it is deleted.
+
+    Raises:
+        Failure: a build failed, or the folder has other files; the folder is unchanged.
+    """
+    check_replaceable(target)
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f"{target.name}-", dir=target.parent) as beside:
         scratch = Path(beside) / target.name
@@ -119,8 +136,14 @@ def release(target: Path) -> None:
 @named("release")
 def main(argv: list[str] | None = None) -> int:
     """Run the command; return the exit status."""
-    parser_of("tools.deploy.release", __doc__).parse_args(argv)
-    release(ROOT / "dist")
+    parser = parser_of("tools.deploy.release", __doc__)
+    parser.add_argument(
+        "--into",
+        type=folder,
+        default=ROOT / "dist",
+        help="the folder (default: dist); an earlier release in it is deleted",
+    )
+    release(parser.parse_args(argv).into)
     return 0
 
 
