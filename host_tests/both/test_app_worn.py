@@ -357,6 +357,18 @@ def test_sensor_with_a_name_that_senml_forbids_is_named_and_does_not_stop_the_ot
     broker.close()
 
 
+def printed_until_announced(application, broker, name):
+    """Return what the application prints until it has announced the sensor of this name."""
+
+    def turns():
+        begin = ticks_ms()
+        while not any(b"/%s/config" % name in one for one in broker.of(3)):
+            assert ticks_diff(ticks_ms(), begin) < 30000, "not announced"
+            application.turn(20)
+
+    return printed(turns)[1]
+
+
 @pytest.mark.req("B4")
 def test_sensor_that_loses_its_name_does_not_stop_discovery_of_the_others():
     sensor = Odd("odd", 4)
@@ -365,15 +377,10 @@ def test_sensor_that_loses_its_name_does_not_stop_discovery_of_the_others():
     )
     del sensor.name
 
-    def turns():
-        begin = ticks_ms()
-        while not any(b"/a/config" in one for one in broker.of(3)):
-            assert ticks_diff(ticks_ms(), begin) < 30000, "not announced"
-            application.turn(20)
-
-    _, lines = printed(turns)
+    lines = printed_until_announced(application, broker, b"a")
     assert len([line for line in lines if line.startswith("sensor: not announced: None ")]) == 1
     application.client.link.stop()
+    broker.close()
 
 
 @pytest.mark.parametrize("length", [64, 65, 200, 700])
@@ -384,13 +391,7 @@ def test_long_name_of_a_sensor_does_not_stop_discovery_of_the_others(length):
         lambda: _with([Odd(name, 4), Odd("a", 3)], discovery="homeassistant", health_s=0, watchdog_s=8)
     )
 
-    def turns():
-        begin = ticks_ms()
-        while not any(b"/a/config" in one for one in broker.of(3)):
-            assert ticks_diff(ticks_ms(), begin) < 30000, "not announced"
-            application.turn(20)
-
-    _, lines = printed(turns)
+    lines = printed_until_announced(application, broker, b"a")
     announced = any(b"/" + name.encode() + b"/config" in one for one in broker.of(3))
     failed = [line for line in lines if line.startswith("sensor: not announced: " + name)]
     assert len(failed) == (0 if announced else 1) and (announced or length > 64)
