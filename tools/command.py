@@ -205,8 +205,9 @@ def progress_bar(iterable: Iterable[Any] | None = None, **options: Any) -> Any:
 def folder(text: str) -> Path:
     """Return an absolute path: argparse's `type` of a folder to write into. The folder may not exist yet."""
     try:
-        path = Path(text).resolve()
-        there = next(one for one in (path, *path.parents) if one.exists())
+        there = path = Path(text).resolve()
+        while not _exists(there):
+            there = there.parent
     except OSError as error:  # a name that is too long; no permission
         raise argparse.ArgumentTypeError(explained(error)) from error
     except (RuntimeError, ValueError) as error:  # a loop of links; a NUL
@@ -214,6 +215,15 @@ def folder(text: str) -> Path:
     if not there.is_dir() or not os.access(there, os.W_OK):
         raise argparse.ArgumentTypeError(f"{there} is no folder that can be written to")
     return path
+
+
+def _exists(path: Path) -> bool:
+    """Do what `Path.exists` does before 3.14: raise OSError if the name is too long, or the path may not be seen."""
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
 
 
 def file(text: str) -> Path:
