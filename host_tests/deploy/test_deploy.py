@@ -13,6 +13,7 @@ import sys
 import termios
 import threading
 import time
+import tty
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -535,6 +536,19 @@ def test_deployment_waits_for_a_message_that_was_stored_after_the_reset(capsys, 
     deploy.wait_for_delivery(Console(*lines), time.monotonic(), 9)
     printed = capsys.readouterr().out
     assert printed.count("delivered") == 1 and ("message 48" in printed or "everything stored" in printed)
+
+
+def test_deployment_waits_longer_if_the_board_waits_before_it_connects(monkeypatch, capsys):
+    monkeypatch.setattr(link_module, "RESET_S", 0)
+    outer, inner = os.openpty()
+    tty.setraw(inner)
+    link = Link(os.ttyname(inner))
+    link.reopen()
+    os.write(outer, b"broker: connecting in 1.2 s, as there was no connection before the restart\r\n")
+    threading.Timer(0.6, os.write, (outer, b"delivered 4\r\n")).start()
+    deploy.wait_for_delivery(link, time.monotonic(), 0.2)
+    link.close()
+    assert "delivered  message 4" in capsys.readouterr().out
 
 
 @pytest.mark.req("B3", "B4")

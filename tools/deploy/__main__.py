@@ -44,6 +44,7 @@ IN_THE_WAY = ("flashmqtt", "flashmqtt.py", "flashmqtt.mpy", "board")
 DELIVERY_S = 90
 # How the lines begin that say why nothing is delivered.
 REASONS = ("configuration:", "deployment:", "journal:", "network:", "broker:", "refused ")
+PAUSE = re.compile(r"broker: connecting in ([\d.]+) s")  # the first attempt after a restart that follows an outage
 WATCHDOG_S = 10.0  # timeout while a watchdog may reset the board; a Pico W's watchdog has at most 8 s
 OPEN_S = 2.0  # after a board is plugged in, its port may belong to root, or be in use by ModemManager, for a moment
 SPARE_BYTES = 16384
@@ -538,6 +539,9 @@ def wait_for_delivery(link: Link, started: float, timeout_s: float, board_file: 
             if in_traceback or line != reason:
                 report_line("", line)
             reason = line
+            if pause := PAUSE.match(line):
+                link.listen_until += float(pause[1])
+                timeout_s += float(pause[1])
         elif line.startswith("sensor:"):
             if line not in shown:
                 report_line("", line)

@@ -110,6 +110,7 @@ class Link:
         self.path = path
         self._transport: _Transport | None = None
         self._folders: set[str] = set()  # known to exist on the board
+        self.listen_until = 0.0  # the end of `lines`, which may be moved meanwhile
 
     def open(self) -> Link:
         """Open the port, interrupt the board's program, and enter the raw REPL.
@@ -330,17 +331,17 @@ class Link:
         Raises:
             Failure: the port does not reappear.
         """
-        deadline = time.monotonic() + timeout_s
+        self.listen_until = time.monotonic() + timeout_s if timeout_s else math.inf
         pending = b""
         port = self._board.serial
-        while not timeout_s or time.monotonic() < deadline:
+        while time.monotonic() < self.listen_until:
             try:
                 waiting = port.inWaiting()
                 pending += port.read(waiting)
             except (SerialException, OSError):  # the port disappears in deep sleep
                 self.close()
                 away()
-                self.reopen(deadline - time.monotonic() if timeout_s else math.inf)
+                self.reopen(self.listen_until - time.monotonic())
                 port = self._board.serial
                 continue
             if not waiting:
