@@ -441,6 +441,7 @@ class Console:
 
     def __init__(self, *lines: str):
         self._lines = lines
+        self.listen_until = 0.0
 
     def lines(self, timeout_s: float) -> tuple[str, ...]:
         return self._lines
@@ -538,16 +539,52 @@ def test_deployment_waits_for_a_message_that_was_stored_after_the_reset(capsys, 
     assert printed.count("delivered") == 1 and ("message 48" in printed or "everything stored" in printed)
 
 
-def test_deployment_waits_longer_if_the_board_waits_before_it_connects(monkeypatch, capsys):
-    monkeypatch.setattr(link_module, "RESET_S", 0)
+@pytest.mark.req("B3")
+@pytest.mark.parametrize("dropped", [0, 3])
+def test_losses_before_a_deployment_do_not_count_and_those_after_it_do(capsys, dropped):
+    earlier, later = f"waiting=0 connects=0 dropped={dropped}", "stored=49 waiting=0 connects=1 dropped="
+    lines = ("boot device=b stored=47", f"status stored=47 {earlier}", f"status {later}{dropped + 2}")
+    with pytest.raises(Failure, match="nothing was delivered"):  # all were refused
+        deploy.wait_for_delivery(Console(*lines), time.monotonic(), 9)
+    deploy.wait_for_delivery(Console(*lines[:2], f"status {later}{dropped}"), time.monotonic(), 9)
+    assert "everything stored" in capsys.readouterr().out
+
+
+@pytest.mark.req("B3", "S6")
+def test_deployment_of_a_program_that_ends_is_not_waited_for():
+    lines = ("journal: StoreForeign version 1", 'Type "help()" for more information.', ">>> ", "delivered 1")
+    with pytest.raises(
+        Failure, match=r"before the program ended\. The board's last message: journal: StoreForeign ver"
+    ):
+        deploy.wait_for_delivery(Console(*lines), time.monotonic(), 9)
+
+
+def console_of(*pieces: tuple[float, bytes]) -> Link:
+    """Return a link to a port that prints these pieces, each after so many seconds."""
     outer, inner = os.openpty()
     tty.setraw(inner)
     link = Link(os.ttyname(inner))
     link.reopen()
-    os.write(outer, b"broker: connecting in 1.2 s, as there was no connection before the restart\r\n")
-    threading.Timer(0.6, os.write, (outer, b"delivered 4\r\n")).start()
-    deploy.wait_for_delivery(link, time.monotonic(), 0.2)
-    link.close()
+    for after_s, piece in pieces:
+        threading.Timer(after_s, os.write, (outer, piece)).start()
+    return link
+
+
+@pytest.mark.req("B3")
+def test_deployment_waits_longer_if_older_messages_are_delivered_first(monkeypatch, capsys):
+    monkeypatch.setattr(link_module, "RESET_S", 0)
+    older = [(n / 10, b"delivered %d\n" % n) for n in range(1, 10)]
+    deploy.wait_for_delivery(
+        console_of((0, b"boot stored=9\n"), *older, (1.0, b"delivered 10\n")), time.monotonic(), 0.7
+    )
+    assert "delivered  message 10" in capsys.readouterr().out
+
+
+@pytest.mark.req("B3")
+def test_deployment_waits_longer_if_the_board_waits_before_it_connects(monkeypatch, capsys):
+    monkeypatch.setattr(link_module, "RESET_S", 0)
+    pause = b"broker: connecting in 1.2 s, as there was no connection before the restart\r\n"
+    deploy.wait_for_delivery(console_of((0, pause), (0.9, b"delivered 4\r\n")), time.monotonic(), 0.4)
     assert "delivered  message 4" in capsys.readouterr().out
 
 

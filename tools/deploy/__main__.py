@@ -44,6 +44,7 @@ IN_THE_WAY = ("flashmqtt", "flashmqtt.py", "flashmqtt.mpy", "board")
 DELIVERY_S = 90
 # How the lines begin that say why nothing is delivered.
 REASONS = ("configuration:", "deployment:", "journal:", "network:", "broker:", "refused ")
+REPL = 'Type "help()" for more information.'  # the program has ended
 PAUSE = re.compile(r"broker: connecting in ([\d.]+) s")  # the first attempt after a restart that follows an outage
 WATCHDOG_S = 10.0  # timeout while a watchdog may reset the board; a Pico W's watchdog has at most 8 s
 OPEN_S = 2.0  # after a board is plugged in, its port may belong to root, or be in use by ModemManager, for a moment
@@ -515,25 +516,27 @@ def _numbers(words: list[str]) -> dict[str, int]:
     return {pair.group(1): int(pair.group(2)) for word in words if (pair := re.fullmatch(r"(\w+)=(\d+)", word))}
 
 
-def _all_delivered(numbers: dict[str, int], before: int) -> bool:
+def _all_delivered(numbers: dict[str, int], before: dict[str, int]) -> bool:
     """Return whether a status line reports a connection and new messages, and all of them are acknowledged."""
-    pending = numbers.get("waiting", 1) or numbers.get("dropped", 1)
-    return not pending and numbers.get("stored", 0) > before and numbers.get("connects", 0) > 0
+    pending = numbers.get("waiting", 1) or numbers.get("dropped", 1) > before.get("dropped", 0)
+    return not pending and numbers.get("stored", 0) > before["stored"] and numbers.get("connects", 0) > 0
 
 
 def wait_for_delivery(link: Link, started: float, timeout_s: float, board_file: Path | None = None) -> None:
     """Show the console until the first reading after the reset is delivered; if none is, also the last hidden lines.
 
     Raises:
-        Failure: nothing was delivered in time; the text has the board's last message about the reason.
+        Failure: nothing was delivered in time, or the program ended; the text has the board's last message about the reason.
     """
     shown: list[str] = []
     hidden: deque[str] = deque(maxlen=LAST_LINES)  # such as what a sensor's file prints
     reason = ""
     in_traceback = False
-    stored_before = 0  # how many messages, before the reset
+    before = {"stored": 0}  # the numbers of the boot line and of the first status line
+    ended = False
     for line in (explained(line, board_file) for line in link.lines(timeout_s)):
         words = line.split()
+        numbers = _numbers(words)
         in_traceback = line.startswith("Traceback") or (in_traceback and reason.startswith(("Traceback", " ")))
         if in_traceback or line.startswith(REASONS):
             if in_traceback or line != reason:
@@ -548,27 +551,32 @@ def wait_for_delivery(link: Link, started: float, timeout_s: float, board_file: 
                 shown.append(line)
         elif line.startswith("boot "):
             report_line("boot", line[5:])
-            stored_before = _numbers(words).get("stored", 0)
+            before |= numbers
         elif words[:1] == ["delivered"]:
-            if words[1:] and words[1].isdigit() and int(words[1]) <= stored_before:
-                continue  # an older message
+            if words[1:] and words[1].isdigit() and int(words[1]) <= before["stored"]:
+                link.listen_until = time.monotonic() + timeout_s
+                continue  # an older message: there may be thousands
             report_line(
                 "delivered", f"message {' '.join(words[1:])}, {time.monotonic() - started:.1f} s after the reset"
             )
             return
-        elif words[:1] == ["status"] and _all_delivered(_numbers(words), stored_before):
+        elif words[:1] == ["status"] and _all_delivered(numbers, before := {**numbers, **before}):
             # It was delivered before the port was open again.
             report_line(
                 "delivered", f"everything stored, {time.monotonic() - started:.1f} s after the reset at the latest"
             )
             return
+        elif line == REPL:
+            ended = True
+            break
         elif line.strip():
             hidden.append(line)
     for n, line in enumerate(hidden):
         report_line("" if n else "output", line)
     reason = reason or (shown[-1] if shown else "")
     hint = f" The board's last message: {reason}" if reason else " `make monitor` shows the board's output."
-    raise Failure(f"All files were copied, but nothing was delivered within {timeout_s:.0f} s.{hint}")
+    limit = "before the program ended" if ended else f"within {timeout_s:.0f} s"
+    raise Failure(f"All files were copied, but nothing was delivered {limit}.{hint}")
 
 
 def monitor(arguments: argparse.Namespace) -> None:
