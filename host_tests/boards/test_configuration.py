@@ -138,6 +138,8 @@ def test_example_is_complete_and_valid(tmp_path):
         ('[broker]\nhost = "mqtt://x"\n', ["broker.host", "'mqtt://x'", "broker.port"]),
         ('[broker]\nhost = " x "\n', ["broker.host", "' x '", "broker.port"]),
         ('[broker]\nhost = "x\\n"\n', ["broker.host", "broker.port"]),
+        ('[broker]\nhost = "a..b"\n', ["broker.host", "'a..b'", "a name or an address"]),
+        (f'[broker]\nhost = "{"x" * 64}.de"\n', ["broker.host", "a name or an address"]),
         (GOOD + f'user = "{"ü" * 255}"\n[device]\nid = "{"x" * 26}"\n', ["broker.user", "device.id", "562 bytes; 560"]),
         (GOOD + f'[wifi]\nssid = "{"ü" * 17}"\n', ["wifi.ssid", "ü", "32 bytes"]),
         (GOOD + "port = 2020-01-01\n", ["broker.port", "2020", "a whole number"]),

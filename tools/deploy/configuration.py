@@ -51,8 +51,8 @@ HIDDEN = "(hidden)"
 CONNECT_BYTES = (
     560  # of user, password and twice the id (also in the will's topic): CONNECT has to fit in the board's buffer
 )
-HOST = re.compile(r"[A-Za-z0-9._-]+")
-NTP = re.compile(r"[A-Za-z0-9._-]+(?::([0-9]{1,5}))?")
+HOST = re.compile(r"(?:[A-Za-z0-9_-]{1,63}\.)*[A-Za-z0-9_-]{1,63}\.?")
+NTP = re.compile(HOST.pattern + "(?::([0-9]{1,5}))?")
 SENSORS = ROOT / "firmware" / "app" / "sensors"
 # kind -> the names of its values (none: the module finds them), the required keys, the other keys
 KINDS: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
