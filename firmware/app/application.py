@@ -87,7 +87,7 @@ class Application:
         self.life, self.since = life_of(self.state, self.journal.stored, self.device)
         self.refused = 0  # messages that the full store refused since the start; they have no number
         self._boot_due = False  # does the boot message wait for room in the store?
-        self._records = {}  # what the first reading of a wake gave: sensor -> record
+        self._records = {}  # what the first reading of a wake gave: id of the sensor -> record
         self._worn = None
         self.undated = False  # was a message of this boot published before the time was known?
         self.interval_ms = self.state.get("interval_ms") or config["interval_ms"]
@@ -160,7 +160,7 @@ class Application:
         """Read a group's sensors; return their values as SenML records."""
         records = []
         for sensor in group.sensors:
-            record = self._records.get(sensor) or self._read(sensor)
+            record = self._records.get(id(sensor)) or self._read(sensor)
             if record:
                 records.append(record)
         return records

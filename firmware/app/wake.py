@@ -16,7 +16,7 @@ def wake(application):
     labels = application.beginning()
     for group in application.groups:
         for sensor in group.sensors:
-            application._records[sensor] = application._read(sensor)
+            application._records[id(sensor)] = application._read(sensor)
     if None in application._records.values():  # such a sensor has only started its first measurement
         if application._feed:
             application._feed()

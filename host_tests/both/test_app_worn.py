@@ -496,6 +496,7 @@ class Slow:
     name = "slow"
     unit = "Cel"
     qos = 0
+    __hash__ = None  # as if it had an `__eq__`
 
     def __init__(self):
         self.reads = 0
