@@ -39,6 +39,15 @@ def configuration(board):
         del app.configuration
 
 
+def restart(error, reset):
+    """Print an unexpected error, wait, and reset the board."""
+    if hasattr(sys, "print_exception"):  # CPython has none
+        sys.print_exception(error)
+    print("restart: in %d s; Ctrl-C gives the REPL" % RESTART_S)
+    sleep(RESTART_S)
+    reset()
+
+
 def main():
     """Run the application."""
     if "deploying" in listdir():
@@ -47,8 +56,13 @@ def main():
     # Imports make much garbage. Without early collection it fragments the heap: on the virtual board the largest free piece is
     # 12 KB instead of 54, with 56 KB free in both cases.
     gc.threshold(4096)  # type: ignore[attr-defined]
-    import board  # type: ignore[import-not-found]
+    try:
+        import board  # type: ignore[import-not-found]
+    except Exception as error:  # such as a board.py of your own, whose chip does not answer
+        from machine import reset
 
+        restart(error, reset)
+        return
     from flashmqtt.errors import FlashFailed, StoreError, UsageError
 
     config = configuration(board)
@@ -72,11 +86,7 @@ def main():
             print("configuration:", error)
             blink(board.led)
             return
-        if hasattr(sys, "print_exception"):  # CPython has none
-            sys.print_exception(error)
-        print("restart: in %d s; Ctrl-C gives the REPL" % RESTART_S)
-        sleep(RESTART_S)
-        board.reset()
+        restart(error, board.reset)
     finally:
         board.watchdog_off()  # after Ctrl-C, a person may use the REPL: no watchdog must reset the board
 

@@ -296,6 +296,23 @@ def test_error_that_may_not_come_again_restarts_the_board(tmp_path, error, statu
     assert ran.returncode == status and words in ran.stdout, ran.stdout + ran.stderr
 
 
+@pytest.mark.req("B4")
+def test_board_file_that_fails_once_does_not_end_the_program(tmp_path):
+    (tmp_path / "board.py").write_text("raise OSError(5)")
+    (tmp_path / "machine.py").write_text("def reset():\n    raise SystemExit(7)\n")
+    (tmp_path / "time.py").write_text("def sleep(s):\n    print('sleep', s)\n")
+    ran = subprocess.run(
+        [MICROPYTHON, "-m", "main"],
+        cwd=tmp_path,
+        env={**os.environ, "MICROPYPATH": f".frozen:{tmp_path}:{board_image()}"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert ran.returncode == 7 and "restart: in 10 s; Ctrl-C gives the REPL\nsleep 10" in ran.stdout, ran.stdout
+
+
 @pytest.mark.req("R4")
 def test_discovery_prefix_that_is_not_part_of_a_topic_is_named_and_readings_continue(tmp_path):
     async def scenario(person, board):
