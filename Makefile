@@ -1,4 +1,7 @@
 # flashmqtt. `make help` lists the targets; each target sets up what it needs.
+ifeq ($(wildcard tools/bootstrap.py),)
+$(error This Makefile needs its own folder: use `make -C FOLDER TARGET` instead of `make -f`)
+endif
 PYTHON ?= $(firstword $(foreach name,python3 python3.14 python3.13 python3.12 python3.11,$(shell command -v $(name))) python3)
 VENV := .venv
 PY := $(VENV)/bin/python

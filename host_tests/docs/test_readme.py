@@ -202,7 +202,7 @@ def test_first_programs_report_why_they_do_not_connect(name, tmp_path, installed
                         time.sleep(0.05)
                 finally:
                     running.kill()
-            assert re.search(pattern, device.console.decode(errors="replace")), bytes(device.console).decode()
+            assert re.search(pattern, device.console.decode(errors="replace")), device.console
 
 
 def test_journal_capacity_equals_the_number_in_the_readme():
@@ -278,6 +278,16 @@ def test_every_make_target_in_the_documents_exists():
 def test_help_lists_every_target():
     listed = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert make_targets() == set(re.findall(r"^  make ([a-z-]+)", listed, re.MULTILINE))
+
+
+def test_make_in_another_folder_says_what_to_do(tmp_path):
+    alone = {
+        name: value for name, value in os.environ.items() if not name.startswith("MAKE")
+    }  # these tests may run below make
+    ran = subprocess.run(
+        ["make", "-f", ROOT / "Makefile", "setup"], cwd=tmp_path, env=alone, capture_output=True, text=True
+    )
+    assert ran.returncode == 2 and "use `make -C FOLDER TARGET`" in ran.stderr and ran.stdout == "", ran
 
 
 def test_help_names_every_variable_of_a_target():
