@@ -41,7 +41,9 @@ def from_file(path: Path, sector_bytes: int) -> bytes:
     except OSError as error:
         raise Failure(explained(error)) from None
     if not content or len(content) % sector_bytes:
-        raise Failure(f"{path}: {len(content)} bytes are no whole sectors of {sector_bytes} bytes")
+        raise Failure(
+            f"{path}: {len(content)} bytes are no whole sectors of {sector_bytes} bytes; --sector-bytes gives another size"
+        )
     return content
 
 
