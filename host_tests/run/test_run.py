@@ -50,7 +50,9 @@ def test_every_reading_arrives_once_under_all_faults(tmp_path):
     process = start(output, *HASTE, *faults, TMPDIR=str(temporary))
     printed, complaints = process.communicate(timeout=600)
     assert process.returncode == 0, printed + complaints
-    counted = r"(\d+) power cuts.*, (\d+) link cuts.*, (\d+) kills(?s:.*)board +([\d,]+) messages stored"
+    counted = (
+        r"power cuts: (\d+) .*link cuts: (\d+) .*kills of the collector: (\d+)(?s:.*)board +([\d,]+) messages stored"
+    )
     *applied, published = (int(number.replace(",", "")) for number in re.search(counted, printed).groups())
     assert tuple(applied) == FAULTS
     assert published >= READINGS

@@ -488,8 +488,8 @@ def copy_files(link: Link, image: dict[str, bytes], copy: list[str], remove: lis
         for name in copy:
             bar.set_postfix_str(name, refresh=False)
             link.put(name, image[name], bar.update)
-    files = "1 file" if len(copy) == 1 else f"{len(copy)} files"
-    report_line("copied", f"{files}, compared by SHA-256" + (f"; old ones removed: {len(remove)}" if remove else ""))
+    removed = f"; old ones removed: {len(remove)}" if remove else ""
+    report_line("copied", f"files: {len(copy)}, compared by SHA-256{removed}")
 
 
 def prepare_journal(link: Link, sectors: int) -> None:
@@ -618,7 +618,7 @@ def backup(arguments: argparse.Namespace) -> None:
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)  # a part of a backup would be taken for a whole one
             raise
-        report_line("backup", f"{len(files)} files of the {found['machine']} in {os.path.relpath(folder)}")
+        report_line("backup", f"all files ({len(files)}) of the {found['machine']} in {os.path.relpath(folder)}")
         secret = [name for name in ("config.json", "tls/key.pem") if f"/{name}" in files]
         if secret:
             report_line("", f"secrets are in {' and '.join(secret)}: keep the folder private")

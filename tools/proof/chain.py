@@ -24,7 +24,6 @@ from tools.bootstrap import ROOT
 from tools.broker import Broker
 from tools.children import Child
 from tools.command import Failure, folder, number, parser_of
-from tools.landing.segments import find_segments
 from tools.pipeline import run as pipeline
 from tools.proof.board import VirtualBoard
 from tools.proof.program import holds
@@ -164,7 +163,6 @@ def to_tables(directory: Path, stats: RunStats, who: str, *options: str) -> int:
     expected.write_text(json.dumps(stats.expected, indent=2) + "\n")
     print("\n".join(stats.summary_lines(who)), flush=True)
     landing = directory / "collector" / "landing"
-    print(f"pipeline   Spark reads {len(find_segments(landing))} segments", flush=True)
     paths = ("--landing", str(landing), "--out", str(directory / "tables"), "--expected", str(expected))
     return pipeline.main([*paths, *options])
 
@@ -236,10 +234,10 @@ class RunStats:
     def summary_lines(self, who: str) -> list[str]:
         """Return the lines to print; `who` stored the messages."""
         count = self.faults
-        further = [f"{count[kind]} {kind}s" for kind in (SILENCE, ABSENCE, BROKER, COLLECTOR_LINK) if count[kind]]
+        further = [f"{kind}s: {count[kind]}" for kind in (SILENCE, ABSENCE, BROKER, COLLECTOR_LINK) if count[kind]]
         return [
-            f"faults     {count[POWER]} power cuts ({self.torn} tore a flash operation), {count[LINK]} link cuts "
-            f"({self.link_cuts_inside_a_packet} inside a packet), {count[COLLECTOR]} kills of the collector",
+            f"faults     power cuts: {count[POWER]} (flash operation incomplete: {self.torn}), link cuts: {count[LINK]} "
+            f"(inside a packet: {self.link_cuts_inside_a_packet}), kills of the collector: {count[COLLECTOR]}",
             f"           {', '.join([*further, f'seed {self.seed}'])}",
             f"{who:10} {self.messages:,} messages stored in {self.boots} boots, {self.seconds:.0f} s",
         ]
