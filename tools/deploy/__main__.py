@@ -532,11 +532,13 @@ def wait_for_delivery(link: Link, started: float, timeout_s: float, board_file: 
     hidden: deque[str] = deque(maxlen=LAST_LINES)  # such as what a sensor's file prints
     reason = ""
     in_traceback = False
-    before = {"stored": 0}  # the numbers of the boot line and of the first status line
+    before = {"stored": 0}  # the numbers of the boot line; `dropped` of a status line before the first connection
     ended = False
     for line in (explained(line, board_file) for line in link.lines(timeout_s)):
         words = line.split()
         numbers = _numbers(words)
+        if numbers.get("connects") == 0:  # so the broker has refused nothing yet
+            before.setdefault("dropped", numbers.get("dropped", 0))
         in_traceback = line.startswith("Traceback") or (in_traceback and reason.startswith(("Traceback", " ")))
         if in_traceback or line.startswith(REASONS):
             if in_traceback or line != reason:
@@ -560,7 +562,7 @@ def wait_for_delivery(link: Link, started: float, timeout_s: float, board_file: 
                 "delivered", f"message {' '.join(words[1:])}, {time.monotonic() - started:.1f} s after the reset"
             )
             return
-        elif words[:1] == ["status"] and _all_delivered(numbers, before := {**numbers, **before}):
+        elif words[:1] == ["status"] and _all_delivered(numbers, before):
             # It was delivered before the port was open again.
             report_line(
                 "delivered", f"everything stored, {time.monotonic() - started:.1f} s after the reset at the latest"
