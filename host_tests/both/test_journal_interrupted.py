@@ -1,8 +1,8 @@
-"""Ctrl-C (KeyboardInterrupt) during a journal's write, after which the program goes on. FORMAT.md is not concerned."""
+"""Ctrl-C (KeyboardInterrupt) or a timer's call during a journal's work, after which the program goes on."""
 
 import pytest
 
-from flashmqtt.errors import StoreWorn
+from flashmqtt.errors import StoreWorn, UsageError
 from flashmqtt.flash.ram import RamRegion
 from flashmqtt.journal.journal import Journal
 from flashmqtt.session.session import Session
@@ -129,3 +129,39 @@ def test_held_message_of_several_records_is_not_listed_if_it_was_interrupted(aft
         assert journal.held_length(7) == 0 and held_messages(journal) == []
         complete = left == 3 and after
         assert held_messages(Journal(region)) == ([(7, (LONG + LONG)[:600])] if complete else [])
+
+
+class TimedRegion(RamRegion):
+    """Makes a call after the next erase, as a timer does."""
+
+    call = None
+
+    def erase(self, sector):
+        """Erase a sector."""
+        super().erase(sector)
+        call, self.call = self.call, None
+        if call:
+            call()
+
+
+@pytest.mark.req("S1", "R4")
+def test_message_that_a_timer_appends_while_the_next_sector_is_erased_is_refused_and_no_other_one_is_lost():
+    region = TimedRegion(8, 1024)
+    journal, bodies = nearly_full_head(region)
+    refused = []
+
+    def append():
+        try:
+            bodies[journal.append(b"a timer's" * 30, 200)] = b"a timer's" * 30
+        except UsageError as error:
+            refused.append(error)
+
+    region.call = append
+    journal.idle()
+    assert not region.call and len(refused) == 1
+    while journal.next_seq < 30:
+        body = b"%d " % journal.next_seq * 30
+        bodies[journal.append(body, 60)] = body[:60]
+    for one in (journal, Journal(region)):
+        for seq, body in bodies.items():
+            assert message(one, seq) == body[:60]

@@ -429,11 +429,14 @@ class Journal:
 
     def idle(self) -> None:
         """Use an idle moment for slow work: erase the next sector if it will be needed soon."""
-        if self._ahead < 0 and not self.worn and 2 * self._end > self._sector_bytes:
+        if self._ahead < 0 and not self._busy and not self.worn and 2 * self._end > self._sector_bytes:
+            self._busy = 1  # a write would use the same sector
             try:
                 self._erase_next()
             except StoreWorn:
                 pass
+            finally:
+                self._busy = 0
 
     def close(self) -> None:
         """Close the journal, for example before a deep sleep: the next mount continues in the same sector, without an erase."""
