@@ -426,8 +426,12 @@ class Client:
                 code or expiry_s is given at level 3 or 4.
         """
         link = self.link
+        session = self.session
+        if session.busy:
+            session.interrupted()
         properties = self.disconnect_properties(code, expiry_s)
         deadline = self._deadline(timeout_s)
+        session.busy = True  # until `stopped`
         try:
             while not link.disconnect(code, properties, ticks_ms()):
                 self._wait(self._left(deadline, "disconnect"))
@@ -439,13 +443,16 @@ class Client:
     def stopped(self) -> None:
         """Close the socket and stay disconnected. Messages that were not handed over arrive again after the next connect."""
         session = self.session
-        self.link.stop()
-        if session.waiting:
-            session.waiting.clear()
+        session.busy = True
         try:
+            self.link.stop()
+            if session.waiting:
+                session.waiting.clear()
             session.store.flush()
         except StoreWorn:
             pass  # a worn store is no reason to stay connected
+        finally:
+            session.busy = False
 
     # --- sending ---
 

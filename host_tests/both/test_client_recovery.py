@@ -571,6 +571,35 @@ def test_publish_that_interrupts_an_acknowledgement_is_refused_without_damage(wa
 
 
 @pytest.mark.req("R4", "S1")
+@pytest.mark.parametrize("name", ["publish", "disconnect"])
+def test_call_that_interrupts_disconnect_is_refused_without_damage(name):
+    broker, mqtt = connected()
+    mqtt.publish("t", "before", 1)
+    refused = []
+
+    def interrupt(owner, attribute):
+        call = getattr(owner, attribute)
+
+        def interrupted():
+            with pytest.raises(UsageError):
+                mqtt.publish("alarm", "from a timer", 1) if name == "publish" else mqtt.disconnect()
+            refused.append(attribute)
+            return call()
+
+        setattr(owner, attribute, interrupted)
+
+    interrupt(mqtt.session.output, "shut")
+    interrupt(mqtt.session.store, "flush")
+    mqtt.disconnect()
+    assert refused == ["shut", "flush"]
+    mqtt.connect()
+    mqtt.publish("t", "after", 1)
+    assert mqtt.drain(PATIENCE_S) and broker.connects == 2
+    assert {one[-5:] for one in broker.of(3)} == {b"efore", b"after"} and broker.of(14) == [b"\xe0\x00"]
+    mqtt.disconnect()
+
+
+@pytest.mark.req("R4", "S1")
 def test_publish_from_a_scheduled_callback_during_publish_is_refused():
     if sys.implementation.name != "micropython":
         return  # CPython has no scheduled callbacks

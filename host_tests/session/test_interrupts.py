@@ -293,7 +293,7 @@ def test_interrupted_publish_does_not_refuse_later_ones():
         # `finally` does not cover its own statement, nor (in CPython) the line of a `try` inside it.
         if _line(Client.publish, at) not in ("session.busy = False", "try:"):
             assert mqtt.publish("a", b"2", 1)
-        mqtt.disconnect()
+            mqtt.disconnect()
     assert count > 20
 
 
