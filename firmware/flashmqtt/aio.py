@@ -261,11 +261,11 @@ class Client:
             code, expiry_s: as for the blocking client's `disconnect`, with the same errors.
         """
         properties = self._blocking.disconnect_properties(code, expiry_s)
-        self._closed = self._stopping = True
         this = asyncio.current_task()
         tasks = [one for one in self._tasks if one[0] is not this]
         if self._task:
             tasks.append((self._task, None))
+        self._closed = self._stopping = True  # after what needs memory
         link = self.link
         try:
             for task, _ in tasks:
@@ -719,7 +719,7 @@ class Client:
     def _ended(self) -> None:
         """Forget the current task: its handler has ended."""
         this = asyncio.current_task()
-        self._tasks = [one for one in self._tasks if one[0] is not this]
+        self._tasks = [one for one in self._tasks if one[0] is not this and not one[0].done()]
 
     def _note_error(self, error: "Any", message: "Any" = None) -> None:
         """Report what a handler raised."""

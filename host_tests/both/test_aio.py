@@ -956,6 +956,29 @@ def test_client_reconnects_after_a_step_without_memory(error):
 
 
 @pytest.mark.req("R4", "B4")
+def test_client_stays_connected_and_can_disconnect_later_if_disconnect_had_no_memory():
+    class NoMemory(list):
+        def __iter__(self):
+            raise MemoryError
+
+    async def case(broker):
+        mqtt = client(broker)
+        await mqtt.connect()
+        mqtt._tasks = NoMemory()
+        with pytest.raises(MemoryError):
+            await mqtt.disconnect()
+        mqtt._tasks = []
+        assert await mqtt.delivered(await mqtt.publish("a", "x", 1), PATIENCE_S)
+        await mqtt.disconnect()
+        await until(lambda: broker.of(14))
+        await mqtt.connect()
+        assert await mqtt.delivered(await mqtt.publish("a", "x", 1), PATIENCE_S)
+        await mqtt.disconnect()
+
+    run(case)
+
+
+@pytest.mark.req("R4", "B4")
 def test_iterating_task_waits_after_there_was_no_memory_for_an_event():
     real = asyncio.Event
 
