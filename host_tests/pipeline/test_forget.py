@@ -840,6 +840,16 @@ def test_search_finds_names_in_compressed_files_and_unused_dictionary_entries(tm
     ]
 
 
+def test_forget_refuses_tables_with_a_damaged_file_which_may_have_the_device(fleet, landing, tmp_path, capsys):
+    path = next((tmp_path / "out" / "events").glob("day=*/batch=3/*"))
+    rows = pq.read_table(path, partitioning=None)
+    pq.write_table(rows, path, compression="gzip", write_statistics=False)  # its bytes do not show the name
+    path.write_bytes(path.read_bytes()[:-20])
+    arguments = ["--landing", str(landing.directory), "--out", str(tmp_path / "out"), "--yes", "--device", GONE]
+    assert forget.main(arguments) == 2
+    assert capsys.readouterr().err.startswith(f"forget: {path} is damaged")
+
+
 def test_forget_command_names_a_device_of_which_there_is_no_data(fleet, landing, tmp_path, capsys):
     arguments = ["--landing", str(landing.directory), "--out", str(tmp_path / "out"), "--yes"]
     before = [one.batch for one in fleet.commits()]

@@ -27,8 +27,12 @@ def search(storage: Storage, names: Names) -> Iterator[str]:
             yield name
 
 
-def in_file(storage: Storage, name: str, names: Names) -> bool:
-    """Return whether a file contains a device's name; false if the file was deleted in the meantime."""
+def in_file(storage: Storage, name: str, names: Names, whole: bool = False) -> bool:
+    """Return whether a file contains a device's name; false if the file was deleted in the meantime.
+
+    Raises:
+        StorageError: it is a damaged Parquet file, and `whole` is true.
+    """
     path = storage.path(name)
     try:
         with storage.fs.open_input_stream(path) as stream:
@@ -40,7 +44,7 @@ def in_file(storage: Storage, name: str, names: Names) -> bool:
             with pa.CompressedInputStream(storage.fs.open_input_stream(path), kind) as stream:
                 return in_stream(stream, names)
         if name.endswith((".parquet", ".parquet.tmp")) or ".parquet." in name:
-            return in_parquet(storage, name, names)
+            return in_parquet(storage, name, names, whole)
     except FileNotFoundError:
         return False
     return False
@@ -72,11 +76,13 @@ def in_stream(stream: Any, names: Names) -> bool:
     return False
 
 
-def in_parquet(storage: Storage, name: str, names: Names) -> bool:
-    """Return whether a value of a Parquet file contains a device's name. A damaged file is searched only as bytes."""
+def in_parquet(storage: Storage, name: str, names: Names, whole: bool = False) -> bool:
+    """Return whether a value of a Parquet file contains a device's name; of a damaged one see `in_file`."""
     try:
         return any(_named(column, values, names) for column, values in _values(storage, name))
     except StorageError:
+        if whole:
+            raise
         return False
 
 

@@ -484,7 +484,7 @@ def _clean_tables(output: Output, names: Names, done: Done, publish: Callable[[]
         if table in {"quarantine", "held"}:
             rows = storage.table(name, ["topic", "payload"])
             is_owned = any(map(names.own, rows["topic"].to_pylist(), rows["payload"].to_pylist()))
-        if not is_owned and not byte_search.in_file(storage, name, names):
+        if not is_owned and not byte_search.in_file(storage, name, names, whole=True):
             return name
         before = sum(done.rows.values())
 
