@@ -1,5 +1,6 @@
 """Segments to tables through Spark: exactly once, restarts, replays."""
 
+import json
 import os
 import re
 import shutil
@@ -15,7 +16,7 @@ from tools.landing import parquet
 from tools.pipeline import archive, check, compact, schemas, session, source, stream, verdict
 from tools.pipeline.commits import Commit, Output, OutputError
 from tools.pipeline.source import LandingError
-from tools.pipeline.storage import Storage
+from tools.pipeline.storage import Storage, StorageError
 
 
 def go(spark, landing, out, checkpoint=None, buckets=2, **more):
@@ -211,6 +212,29 @@ def test_damaged_commit_or_format_is_named_with_what_to_do(local, five, out, dam
 
 
 @pytest.mark.req("P3")
+@pytest.mark.parametrize("part", ["state", "read", "files", "rows", "summary"])
+def test_commit_that_lacks_a_part_is_damaged(local, five, out, part):
+    once(local, str(five.directory), str(out), 2)
+    path = out / "commits" / "000000001.json"
+    commit = json.loads(path.read_text())
+    lacking = {key: value for key, value in commit.items() if key != part}
+    for changed in (lacking, commit | {part: {}}, commit | {part: dict.fromkeys(commit[part])}):
+        path.write_text(json.dumps(changed))
+        with pytest.raises(OutputError, match=r"commits/000000001.json is damaged"):
+            Output(str(out)).latest()
+
+
+@pytest.mark.req("P3")
+def test_commit_of_an_earlier_version_without_a_checksum_is_read(local, five, out):
+    commit = once(local, str(five.directory), str(out), 2)
+    path = out / "commits" / "000000001.json"
+    found = json.loads(path.read_text())
+    del found["crc"]
+    path.write_text(json.dumps(found))
+    assert Output(str(out)).latest() == commit
+
+
+@pytest.mark.req("P3")
 def test_commit_of_a_newer_pipeline_is_refused_and_not_called_damaged(out):
     output = Output(str(out))
     output.prepare(4)
@@ -347,22 +371,43 @@ def test_wrong_buckets_checkpoint_format_or_landing_is_refused(spark, five, tmp_
 
 
 @pytest.mark.req("P4")
-@pytest.mark.parametrize("how", ["a flipped bit", "truncated", "empty"])
+@pytest.mark.parametrize("how", ["a flipped bit", "a flipped bit of another column", "truncated", "empty", "swapped"])
 def test_full_check_names_a_damaged_file(spark, five, out, capsys, how):
+    for device in "bcd":
+        five.message(device, 1, 1)
+    five.seal()
     once(spark, str(five.directory), str(out), 2)
     path = max(out.glob("readings/**/*.parquet"), key=lambda path: path.stat().st_size)
     content = bytearray(path.read_bytes())
-    seq = pq.read_metadata(path).row_group(0).column(schemas.READINGS.names.index("seq"))
-    content[seq.data_page_offset + seq.total_compressed_size - 1] ^= 0x10  # the last byte of its page
-    path.write_bytes({"a flipped bit": content, "truncated": content[:-20], "empty": b""}[how])
-    status = check.main(["--out", str(out)])
+    column = schemas.READINGS.names.index("value" if "other" in how else "seq")
+    page = pq.read_metadata(path).row_group(0).column(column)
+    content[page.data_page_offset + page.total_compressed_size - 1] ^= 0x10  # the last byte of its page
+    other = next(one for one in out.glob("readings/**/*.parquet") if one != path).read_bytes()
+    path.write_bytes({"truncated": content[:-20], "empty": b"", "swapped": other}.get(how, content))
+    assert check.main(["--out", str(out)]) == 2
     said = capsys.readouterr()
-    assert status == (1 if how == "empty" else 2)
-    if how == "empty":  # Spark reads it as a file without rows
-        assert "tables and audit do NOT agree: 0 rows twice, " in said.out
-    else:
-        assert said.err.startswith("check: ") and str(path) in said.err.splitlines()[0]
-        assert "Traceback" not in said.err
+    assert said.err.startswith(f"check: {path} is damaged")
+    assert "Traceback" not in said.err
+
+
+@pytest.mark.req("P3")
+@pytest.mark.parametrize("kind", ["readings", "prints", "intervals", "audit"])
+def test_file_that_was_replaced_by_another_one_of_its_kind_is_damaged(local, five, out, kind):
+    for device in "bcd":
+        five.message(device, 1, 1)
+    five.seal()
+    once(local, str(five.directory), str(out), 2)
+    storage = Storage(str(out))
+    one, other = Output(str(out)).files(kind)
+    shutil.copy(storage.path(one), storage.path(other))
+    with pytest.raises(StorageError, match=rf"{other} is damaged: .*\(it has the content of {one}\)"):
+        storage.table(other)
+    five.message("a", 1, 6)
+    five.message("b", 1, 1, value=2.0)
+    five.seal()
+    if kind in ("intervals", "audit"):
+        with pytest.raises(StorageError, match=f"{other} is damaged"):
+            once(local, str(five.directory), str(out), 2)
 
 
 @pytest.mark.req("P3", "P4")

@@ -283,6 +283,8 @@ def with_column(path, name, values, kind):
         (lambda path: with_column(path, "arrival", [2**62], schemas.MOMENT), "date value out of range"),
         (lambda path: with_column(path, "dup", ["no"], pa.string()), "damaged"),
         (lambda path: with_column(path, "payload", [[1]], pa.list_(pa.int8())), "damaged"),
+        (lambda path: with_column(path, "segment", [2], pa.int64()), "rows of another segment .*'c'.*2"),
+        (lambda path: with_column(path, "collector", ["d"], pa.string()), "rows of another segment .*'d'.*1"),
     ],
 )
 def test_damaged_or_foreign_segment_file_is_named(landing, tmp_path, spoil, text):

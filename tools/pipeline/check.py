@@ -1,17 +1,20 @@
 """`python -m tools.pipeline.check --out DIR`: the full check: compares all rows of all tables with the audit.
 
-Each batch is checked when it is written (readback.py), and a run's verdict uses those results. This command reads all
-readings and events with plain Spark SQL and does not use the batches' counts. Use it for tables that were moved or
-restored, or if the disk may be damaged. Exit status: 0 if tables and audit agree, 1 if they differ, 2 if the check
-could not run.
+Each batch is checked when it is written (readback.py), and a run's verdict uses those results. This command reads all files
+and their checksums, and compares readings and events with the audit by plain Spark SQL, which does not use the batches'
+counts. Use it for tables that were moved or restored, or if the disk may be damaged. Exit status: 0 if tables and audit
+agree, 1 if they differ, 2 if the check could not run.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from tools.command import ended, named
@@ -19,11 +22,14 @@ from tools.command import ended, named
 from . import options, schemas
 from .books import Books
 from .commits import Output
+from .storage import Storage
 from .verdict import MOST_ROWS, shown
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+FILES_AT_ONCE = 64
+"""The most tasks that read files."""
 QUERY = """
 WITH audit AS (
   SELECT device, life, boot, first_arrival, published - missing AS expected FROM {audit}
@@ -77,10 +83,22 @@ def compared(readings: DataFrame, events: DataFrame, audit: DataFrame) -> DataFr
     return readings.sparkSession.sql(QUERY, readings=readings, events=events, audit=audit)
 
 
+def _read(storage: Storage, names: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Read whole files; damage raises an error. Spark itself ignores the pages' checksums, and what a file is called."""
+    for batch in names:
+        for name in batch.column(0).to_pylist():
+            for _ in storage.batches(name, None):
+                pass
+        yield batch
+
+
 def full_check(spark: SparkSession, out: str) -> Checked:
     """Compare all tables with the audit, except boots that began before the oldest day that is kept."""
     output = Output(out)
     commit = output.newest()
+    files = sorted(commit.named_states.union(*(one.named for one in output.commits())))
+    names = spark.createDataFrame([(name,) for name in files], "name string").repartition(FILES_AT_ONCE)
+    names.mapInArrow(partial(_read, output.storage), "name string").count()
     tables = {name: output.read(spark, name) for name in ("readings", "events", "audit")}
     kept_from = output.kept_from()
     both = compared(**tables)

@@ -8,10 +8,12 @@ it yet, the batch is recognised by its commit.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import time
 import uuid
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -209,6 +211,8 @@ class Output:
         """
         try:
             found = dict(self.storage.read_json(name_of(batch)))
+            if found.pop("crc", None) not in (None, _crc(found)):  # an earlier version's commits have none
+                raise ValueError
             unknown = found.keys() - {known.name for known in fields(Commit)}
             commit = Commit(**{name: found[name] for name in found.keys() - unknown})
             blank = vars(Commit(0, "", 0))
@@ -266,7 +270,7 @@ class Output:
                 f"batch {commit.batch} of {self.storage.uri} was committed by another run: start only one run at a time"
             )
         self._delete_others({name.rsplit("/", 1)[0] for name in commit.named}, commit.named)
-        self.storage.write_json(name_of(commit.batch), asdict(commit))
+        self._put(commit)
         states = commit.named_states  # this commit and the one before it need them
         if (commit.batch - 1) in self.numbers():
             states |= self.commit(commit.batch - 1).named_states
@@ -274,13 +278,17 @@ class Output:
 
     def replace(self, whole: Commit, old: set[str], then: Callable[[], None] = lambda: None) -> None:
         """Write a compaction, which replaces all commits up to it; call `then`; delete the files that it does not name."""
-        self.storage.write_json(name_of(whole.batch), asdict(whole))
+        self._put(whole)
         for number in self.numbers():
             if number < whole.batch:
                 self.storage.delete(name_of(number))
         then()
         for name in old - whole.named:
             self.storage.delete(name)
+
+    def _put(self, commit: Commit) -> None:
+        found = asdict(commit)
+        self.storage.write_json(name_of(commit.batch), found | {"crc": _crc(found)})
 
     def _delete_others(self, directories: set[str], kept: set[str]) -> None:
         """Delete the files directly in some directories, except some files."""
@@ -323,6 +331,10 @@ class Output:
         if not files:
             return spark.createDataFrame([], schema)
         return spark.read.schema(schema).parquet(*[self.storage.address(name) for name in files])
+
+
+def _crc(commit: dict[str, Any]) -> int:
+    return zlib.crc32(json.dumps(commit, sort_keys=True).encode())
 
 
 def name_of(batch: int) -> str:

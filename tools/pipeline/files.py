@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from .storage import Storage
+from .storage import NAME, Storage
 
 RISING = ("seq", "arrival", "time", "segment", "row", "lo", "hi")
 WITH_STATISTICS = ("device", "boot", "seq", "arrival", "missing", "twice", "absent")
@@ -35,15 +35,15 @@ def table_of(columns: list[pa.Array], schema: pa.Schema) -> pa.Table:
     return pa.table(columns, schema=pa.schema(fields))
 
 
-def parquet_writer(stream: Any, schema: pa.Schema) -> pq.ParquetWriter:
-    """Return a writer of a table's rows.
+def parquet_writer(stream: Any, schema: pa.Schema, name: str) -> pq.ParquetWriter:
+    """Return a writer of a table's rows. The file's footer has its name: see `storage.NAME`.
 
     Numbers that rise from row to row are stored as differences: this saves 3 of a reading's 13 bytes, and a quarter of the
     time to write it.
     """
-    return pq.ParquetWriter(
+    writer = pq.ParquetWriter(
         stream,
-        schema,
+        schema.remove_metadata(),  # of the file that the rows are from
         compression="zstd",
         compression_level=1,
         use_dictionary=[field.name for field in schema if field.type in {DICTIONARY, pa.string()}],
@@ -52,6 +52,8 @@ def parquet_writer(stream: Any, schema: pa.Schema) -> pq.ParquetWriter:
         write_page_checksum=True,
         store_schema=False,
     )
+    writer.add_key_value_metadata({NAME: name})
+    return writer
 
 
 def rewrite(
@@ -69,9 +71,9 @@ def rewrite(
             for batch in storage.batches(name, schema.names):
                 rows = change(pa.Table.from_batches([batch]).cast(schema)).combine_chunks()
                 rows = table_of([one.combine_chunks() for one in rows.columns], schema)
-                writer = writer or parquet_writer(stream, rows.schema)
+                writer = writer or parquet_writer(stream, rows.schema, made)
                 if rows.num_rows:
                     writer.write_table(rows)
                 total += rows.num_rows
-        (writer or parquet_writer(stream, schema)).close()
+        (writer or parquet_writer(stream, schema, made)).close()
     return total

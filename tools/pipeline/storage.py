@@ -28,6 +28,9 @@ T = TypeVar("T")
 ROWS = 131_072
 """The rows of a batch: the most that a task has in memory of a file."""
 PARQUET_END = b"PAR1"
+NAME = b"flashmqtt.name"
+"""The key in a Parquet file's footer of the name that the file was written with. Without it, a file that was replaced by
+another one of the same columns would be read as if it were the right one. Files of earlier versions lack it."""
 IN_MEMORY_BYTES, PART_BYTES = 32 << 20, 1 << 20
 """For a file that is uploaded to an object store: a longer file is on this machine's disk until it is complete."""
 
@@ -164,20 +167,25 @@ class Storage:
     def table(self, name: str, columns: Sequence[str] | None = None, **how: Any) -> pa.Table:
         """Read a Parquet file."""
         with self.parquet(name) as file:
-            return pq.read_table(file, columns=columns, use_threads=False, page_checksum_verification=True, **how)
+            found = pq.read_table(file, columns=columns, use_threads=False, page_checksum_verification=True, **how)
+            _check_name(name, found.schema.metadata)
+            return found
 
-    def batches(self, name: str, columns: Sequence[str], **how: Any) -> Iterator[pa.RecordBatch]:
-        """Yield a Parquet file's rows in batches."""
+    def batches(self, name: str, columns: Sequence[str] | None, **how: Any) -> Iterator[pa.RecordBatch]:
+        """Yield a Parquet file's rows in batches; without `columns` with all of them."""
         with self.parquet(name) as file:
             whole = pq.ParquetFile(file, page_checksum_verification=True, **how)
-            if absent := set(columns) - set(whole.schema_arrow.names):  # `iter_batches` would ignore them
+            _check_name(name, whole.metadata.metadata)
+            if absent := set(columns or ()) - set(whole.schema_arrow.names):  # `iter_batches` would ignore them
                 raise ValueError(f"it has no column {min(absent)}")
             yield from whole.iter_batches(ROWS, columns=columns, use_threads=False)
 
     def footer(self, name: str) -> pq.FileMetaData:
         """Return the footer of a Parquet file: number of rows, statistics."""
         with self.parquet(name) as file:
-            return pq.read_metadata(file)
+            found = pq.read_metadata(file)
+            _check_name(name, found.metadata)
+            return found
 
     def rows(self, name: str) -> int:
         """Return the number of rows of a Parquet file."""
@@ -186,6 +194,12 @@ class Storage:
     def read_json(self, name: str) -> Any:
         """Read a JSON file."""
         return json.loads(self.read(name))
+
+
+def _check_name(name: str, metadata: dict[bytes, bytes] | None) -> None:
+    own = (metadata or {}).get(NAME, name.encode()).decode()
+    if own != name:
+        raise ValueError(f"it has the content of {own}")
 
 
 def limits(footer: pq.FileMetaData, column: str) -> tuple[Any, Any] | None:

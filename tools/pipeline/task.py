@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -204,6 +204,9 @@ def _rows(landing: Storage, path: str, bucket: int, buckets: int) -> Iterator[pa
         file = pq.ParquetFile(source, read_dictionary=["collector", "topic"], page_checksum_verification=True)
         for table in parquet.read_bucket(file, bucket, buckets):
             table.validate(full=True)  # the footer has no checksum
+            origin = tuple(pc.unique(table[name]).to_pylist() for name in ("collector", "segment"))
+            if origin != tuple([one] for one in segments.parse_name(path) or ()):
+                raise segments.SegmentError(f"it has the rows of another segment (collector, number: {origin})")
             yield table.select(COLUMNS.names).cast(COLUMNS)
 
 
@@ -214,8 +217,8 @@ def _damage_named(path: str) -> Iterator[None]:
         yield
     except DAMAGE as error:
         raise segments.SegmentError(
-            f"{path}: {error}. A segment gets its name when it is complete, so this file was damaged, or another program"
-            " wrote it: restore it, or remove it from the landing"
+            f"{path}: {str(error).rstrip('.')}. A segment gets its name when it is complete, so this file was damaged, or"
+            " another program wrote it: restore it, or remove it from the landing"
         ) from error
 
 
@@ -251,7 +254,7 @@ class _Writers:
             number = len(self.done) + len(self.open)
             file = f"{table.partition('.')[0]}/{below}{self.name}-{number}.parquet"
             context = self.storage.create(file)
-            self.open[key] = file, context, parquet_writer(context.__enter__(), rows.schema), 0
+            self.open[key] = file, context, parquet_writer(context.__enter__(), rows.schema, file), 0
         file, context, writer, count = self.open[key]
         writer.write_table(rows)
         self.open[key] = file, context, writer, count + rows.num_rows
@@ -271,5 +274,7 @@ class _Writers:
         if kind is None:
             self.close()
             return
-        for _, context, _, _ in self.open.values():
+        for _, context, writer, _ in self.open.values():
+            with suppress(OSError):  # the disk is full
+                writer.close()  # otherwise its end would complain about the closed file
             context.__exit__(kind, error, trace)
