@@ -157,6 +157,20 @@ def test_unsynced_header_leaves_no_log_file(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.req("P1")
+@pytest.mark.parametrize("how", ["deleted", "replaced"])
+def test_deleted_log_ends_the_writing_because_no_later_start_would_find_it(tmp_path, how):
+    log = new_log(tmp_path)
+    write_blocks(log, [[b"before"]])
+    content = log.path.read_bytes()
+    log.path.unlink()
+    if how == "replaced":
+        log.path.write_bytes(content)
+    log.append(LANDED, 4, 1, 77, b"later")
+    with pytest.raises(LandingDamaged, match=r"0000000001\.log was deleted"):
+        log.sync()
+
+
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO])
 @pytest.mark.parametrize("written", [0, 1, 16, 40, 60])
 @pytest.mark.parametrize("failing", ["pwrite", "fdatasync"])

@@ -472,7 +472,7 @@ class Collector:
                     health.stalled.set(1)
                 if str(error) != reported:
                     reported = str(error)
-                    health.log(reported)
+                    health.log(f"{reported}; nothing more is acknowledged until it can be written")
                 if self._stopping:
                     raise
                 if self.store.log_bytes >= FULL_DISK_ROTATE_BYTES:

@@ -83,8 +83,8 @@ class LandingForeign(LandingError):
 def stalled(path: Path | str, error: OSError) -> LandingStalled:
     """Return the LandingStalled or DiskFull for a failed write."""
     if error.errno in NO_ROOM:
-        return DiskFull(f"no room for {path}: {error.strerror}; nothing more is acknowledged until disk space is free")
-    return LandingStalled(f"can't write {path}: {error.strerror}; nothing more is acknowledged until it can be written")
+        return DiskFull(f"no room for {path}: {error.strerror}")
+    return LandingStalled(f"can't write {path}: {error.strerror}")
 
 
 def _aligned(position: int) -> int:
@@ -323,6 +323,7 @@ class LandingLog:
 
         Raises:
             LandingStalled, DiskFull: the write failed. The entries are kept; call again.
+            LandingDamaged: the file was deleted, so nothing that is written to it would be read again.
         """
         if not self._pending and not self._cut:
             return
@@ -335,10 +336,16 @@ class LandingLog:
             while rest:
                 rest = rest[os.pwrite(self._handle, rest, self.end + len(block) - len(rest)) :]
             os.fdatasync(self._handle)
+            is_deleted = not os.fstat(self._handle).st_nlink
         except OSError as error:
             # After a failed fsync the kernel marks the pages clean, so the retry has to write them again.
             self._cut = True
             raise stalled(self.path, error) from error
+        if is_deleted:
+            raise LandingDamaged(
+                f"{self.path} was deleted: the messages in it are lost, unless you restore it before the next start. Newer"
+                " ones were not acknowledged, so the broker sends them again"
+            )
         self.end += len(block)
         self._pending.clear()
         self.pending_bytes = 0

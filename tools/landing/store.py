@@ -267,10 +267,7 @@ class LandingStore:
         """
         needed = self._reserve_bytes + self._log.pending_bytes
         if self._reserve_bytes and self._log.pending_bytes and self.free_bytes() < needed:
-            raise DiskFull(
-                f"less than {self._reserve_bytes >> 20} MB are free for {self.directory}; "
-                "nothing more is acknowledged until disk space is freed"
-            )
+            raise DiskFull(f"less than {self._reserve_bytes >> 20} MB are free for {self.directory}")
         self._log.sync()
 
     flush = sync
