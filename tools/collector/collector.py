@@ -276,6 +276,8 @@ class Collector:
                 return
             if self.connects > connects:
                 reported = ""
+                if self.settings.level == 4:  # level 5 has a reason code for it
+                    reason += f" (if this repeats, another client may have the id '{self.settings.client_id}')"
             else:
                 self.health.failed_connects.inc()
             if reason != reported:
