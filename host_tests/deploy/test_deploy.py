@@ -932,6 +932,20 @@ def test_unusable_port_is_named_with_what_to_do(tmp_path, monkeypatch):
 
 
 @pytest.mark.req("B3")
+def test_board_on_which_mpremote_mounted_a_folder_and_was_killed_is_deployed_to(tmp_path):
+    mpremote = Path(sys.executable).parent / "mpremote"
+    with Device(tmp_path / "board") as device:
+        program = "import time\nprint('mounted')\nwhile True: time.sleep(1)"
+        words = ["connect", device.path, "mount", str(tmp_path), "exec", program]
+        mounting = subprocess.Popen([mpremote, *words], stdin=subprocess.DEVNULL)
+        device.wait_for(b"mounted\n")
+        mounting.kill()
+        mounting.wait()
+        with Link(device.path) as link:
+            assert link.literal("import os; print((os.getcwd(), os.listdir('/')))") == ("/", [])
+
+
+@pytest.mark.req("B3")
 def test_busy_port_is_named(tmp_path):
     with Device(tmp_path / "board") as device:
         with Link(device.path), pytest.raises(Failure, match="busy"):

@@ -65,6 +65,16 @@ if h.digest().hex() == %r:
         os.rename(n, p)
     print('replaced')
 """
+# An `mpremote mount` that was killed leaves its folder as the current one. There any import would wait for mpremote without end,
+# except those of names with "u", which are not searched for in folders.
+_LEAVE_MOUNT = """
+try:
+    from uos import chdir, umount
+    chdir('/')
+    umount('/remote')
+except Exception: pass
+print(%s)
+"""
 # The board may run another program, whose `board` is another module or raises any exception.
 # Ctrl-C must not interrupt this script: on a busy machine it may still run when the port is open again.
 _RESET = """
@@ -148,7 +158,7 @@ class Link:
                     with contextlib.redirect_stdout(io.StringIO()):  # mpremote prints what it did not expect
                         board.enter_raw_repl(soft_reset, timeout_overall=attempt_s)
                         number = str(100_000 + time.monotonic_ns() % 900_000)
-                        printed, problem = board.exec_raw(f"print({number})", timeout=attempt_s)
+                        printed, problem = board.exec_raw(_LEAVE_MOUNT % number, timeout=attempt_s)
                     # A board without free memory also answers: `retry_after_reset` handles that.
                     if b"MemoryError" in problem or (printed.strip() == number.encode() and not problem):
                         return
