@@ -129,6 +129,54 @@ def test_answer_read_too_late_does_not_set_the_clock():
     server.socket.close()
 
 
+def _answered(server, clock, **fields):
+    """Answer the next request; return whether the clock says that the time became known or has changed."""
+    while not clock.waiting:
+        clock.turn()
+    packet, address = server.receive()
+    server.socket.sendto(_packet(nonce=packet[40:48], **fields), address)
+    while clock.waiting:
+        if clock.turn():
+            return True
+    return False
+
+
+@pytest.mark.req("B4")
+def test_time_of_an_answer_is_that_of_the_middle_between_request_and_answer():
+    server, uptime, clock = _started()
+    clock.turn()
+    uptime._ms += 1500
+    assert _answered(server, clock)
+    assert abs(clock.unix_ms() - UNIX_S * 1000 - 500 - 750) < 400
+    server.socket.close()
+
+
+@pytest.mark.req("B4")
+def test_time_is_asked_every_six_hours_and_only_a_shift_of_two_seconds_is_a_change():
+    server, uptime, clock = _started()
+    assert _answered(server, clock)
+    since = UNIX_S + 2208988800
+    for shift_s, changes in ((0, False), (1, False), (30, True)):
+        uptime._ms += 6 * 3600 * 1000 - 60000
+        assert not clock.turn() and not clock.waiting
+        uptime._ms += 60000
+        since += 6 * 3600 + shift_s
+        assert _answered(server, clock, seconds=since) == changes
+    server.socket.close()
+
+
+@pytest.mark.req("B4")
+def test_silent_server_is_asked_every_ten_minutes_at_least():
+    server, uptime, clock = _started()
+    for asked in range(1, 15):
+        clock.turn()
+        assert clock.asked == asked
+        uptime._ms += 2100
+        clock.turn()
+        uptime._ms += 600000
+    server.socket.close()
+
+
 @pytest.mark.req("B4")
 def test_without_a_host_no_server_is_asked():
     clock = NetworkTime(Uptime(), "")

@@ -183,6 +183,7 @@ def test_last_64_command_ids_are_recognized_as_number_or_text():
     for n in range(6, 70):
         board.commands.take(b'{"id": "%d", "do": "flush"}' % n)
     assert len(board.acts) == 70 and board.commands.refused == 0
+    assert len(State(PATH).get("done")) == 64  # each command writes them all
     forget(PATH)
 
 

@@ -433,6 +433,7 @@ def test_full_store_counts_refused_readings_and_stores_the_boot_message_later(po
     for _ in range(9):
         application.publish("readings", 1, [{"n": "load", "v": published}])
     found = records(application)
+    assert printed(application.status)[1][0].endswith(" dropped=10")
     assert _number(found, "dropped") == 10 and _number(found, "refused") == 0
     application._tell_health()
     assert application.journal.stored == published - 1
@@ -530,7 +531,8 @@ def test_wake_waits_for_the_first_measurement_and_announces_its_topic():
     assert b'"slow"' in readings and b"20.5" in readings and b'"quick"' in readings and b'"gone"' not in readings
     assert slow.reads == 2
     for name in (b"slow", b"quick", b"gone"):
-        assert len([one for one in sent if b"homeassistant/sensor/dev/" + name + b"/config" in one]) == 1
+        (told,) = [one for one in sent if b"homeassistant/sensor/dev/" + name + b"/config" in one]
+        assert b'"exp_aft": 1800' in told
     assert b"flashmqtt-live" not in b"".join(sent)
     broker.close()
 
@@ -591,8 +593,11 @@ def test_error_of_the_network_is_printed_and_the_application_goes_on(error):
     assert len(calls) == 1 and [line for line in lines if line.startswith("network: ")] == [
         "network: error: " + str(error)
     ]
+    application.uptime._ms += 19000
+    printed(sample)
+    assert len(calls) == 1
     application.board.network_up = network_up
-    application._network_ms = 0  # 20 s later
+    application.uptime._ms += 1500
     while not application.client.connected:
         sample()
     application.client.link.stop()

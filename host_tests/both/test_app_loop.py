@@ -1,0 +1,100 @@
+"""The application's loop: schedule, network, LED, commands that act later, and what a restart keeps."""
+
+import pytest
+
+from app.application import Application
+from app.configuration import check
+from app.health import records
+from loopback import Loopback
+from test_app_worn import Asleep, Board, Facts, Odd, Restarted, _with, restarting, turns
+
+
+@pytest.mark.req("B4")
+def test_samples_that_an_outage_delayed_are_not_made_up_for():
+    application, broker = _with([Odd("a", 3)], interval_ms=1000)
+    application.read_what_is_due()
+    application.uptime._ms += 3600000
+    for _ in range(3):
+        application.read_what_is_due()
+    assert application.journal.stored == 2
+    broker.close()
+
+
+@pytest.mark.req("B4")
+def test_client_stops_while_there_is_no_network_and_the_led_is_lit_while_there_is_no_connection():
+    application, broker = _with([Odd("a", 3)], watchdog_s=8, health_s=0)
+    led = []
+    application.board.led = led.append
+    application.turn(0)
+    assert led == [True]
+    turns(application, lambda: application.client.connected)
+    application.turn(0)
+    assert led == [True, False]
+    application.board.network_up = lambda *arguments: False
+    turns(application, lambda: not application.client.connected)
+    application.turn(0)
+    assert led == [True, False, True] and broker.connects == 1
+    del application.board.network_up
+    turns(application, lambda: broker.connects == 2)
+    application.client.link.stop()
+    broker.close()
+
+
+@pytest.mark.req("B4")
+def test_reboot_does_not_wait_for_its_reply_longer_than_five_seconds():
+    application, broker = _with([Odd("a", 3)])
+    restarting(application.board)
+    application.board.network_up = lambda *arguments: False
+    application._command(type("Message", (), {"payload": b'{"id": 1, "do": "reboot"}'}))
+    application.uptime._ms += 4000
+    application.turn(0)
+    application.uptime._ms += 1500
+    with pytest.raises(Restarted):
+        application.turn(0)
+    broker.close()
+
+
+@pytest.mark.req("B4", "P4")
+def test_restart_keeps_the_interval_of_a_command_and_a_lost_state_begins_a_new_life():
+    broker = Loopback()
+    board = Board(broker)
+    config = check({"broker": "127.0.0.1", "port": broker.port})
+    state = Facts()
+    application = Application(board, config, state)
+    application._command(type("Message", (), {"payload": b'{"id": 1, "do": "interval", "ms": 777}'}))
+    assert "since" not in application.beginning()
+    assert Application(board, config, state).interval_ms == 777
+    application = Application(board, config, Facts())
+    assert application.interval_ms == config["interval_ms"]
+    assert application.beginning()["since"] == application.beginning()["first"] == 2
+    broker.close()
+
+
+@pytest.mark.req("B4")
+def test_health_has_signal_and_supply_of_a_board_that_measures_them():
+    application, broker = _with([])
+    application.board.network_strength = lambda: -61
+    application.board.supply_millivolts = lambda: 4200
+    found = records(application)
+    assert {"n": "rssi", "u": "dBm", "v": -61} in found and {"n": "supply", "u": "V", "v": 4.2} in found
+    broker.close()
+
+
+@pytest.mark.req("B5")
+def test_sleeping_board_publishes_its_health_about_every_health_s():
+    broker = Loopback()
+    board = Board(broker)
+    board.sensors = lambda: [Odd("a", 3)]
+
+    def sleep(ms):
+        raise Asleep
+
+    board.sleep = sleep
+    settings = {"broker": "127.0.0.1", "port": broker.port, "sleep_s": 600, "health_s": 1200, "watchdog_s": 8}
+    state = Facts()
+    for _ in range(4):
+        with pytest.raises(Asleep):
+            Application(board, check(settings), state).run()
+    broker()
+    assert len([one for one in broker.of(3) if b"/health" in one[:30]]) == 2
+    broker.close()
