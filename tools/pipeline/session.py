@@ -151,7 +151,7 @@ def opened(master: str | None, out: Storage, more: dict[str, str] | None = None)
             said = re.findall(r'^Exception in thread "main" \S+: (.*)', log.read_text() if log else "", re.MULTILINE)
             why = said[-1] if said else "its JVM ended at once"
             raise Failure(f"Spark did not start: {why}. Correct --master or --conf{more_details}") from error
-        if _has_ended(SparkContext._gateway, error):
+        if _has_ended(SparkContext._gateway, error, spark):
             ended = "Spark's JVM was ended, by a signal or because there was too little memory; run the command again"
             raise Failure(ended + more_details) from error
         if isinstance(error, PySparkException | Py4JJavaError):
@@ -193,13 +193,18 @@ def cause(error: Exception) -> str:
     return SURROUNDING.sub("", next((line for line in lines if line and not line.startswith(CALLED)), repr(error)))
 
 
-def _has_ended(gateway: Any, error: Exception) -> bool:
+def _has_ended(gateway: Any, error: Exception, spark: SparkSession | None) -> bool:
     """Return whether an error was raised because the JVM ends. At SIGTERM it first stops Spark, which raises other errors."""
+    from py4j.protocol import Py4JError
+
     jvm: subprocess.Popen[bytes] | None = gateway.proc
     if jvm is None:  # spark-submit started it
         return isinstance(error, ConnectionError)
+    stops = True
+    with suppress(Py4JError, OSError):  # without an answer it is at its end
+        stops = spark is not None and spark.sparkContext._jsc.sc().isStopped()
     with suppress(subprocess.TimeoutExpired):
-        jvm.wait(SHORTEST_END_S)
+        jvm.wait(LONGEST_END_S if stops else SHORTEST_END_S)
     return jvm.poll() is not None
 
 
