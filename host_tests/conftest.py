@@ -21,6 +21,8 @@ from pathlib import Path
 
 import pytest
 
+from tools import children
+
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 BOTH = HERE / "both"
@@ -110,14 +112,6 @@ LONG = (
     "host_tests/session/",
     "host_tests/flash/",
 )
-
-
-def micropython_command() -> str:
-    """Return the path of the `micropython` command that belongs to this Python."""
-    beside = Path(sys.executable).parent / "micropython"
-    if not beside.exists():
-        raise pytest.UsageError(f"no MicroPython at {beside}: run `make setup` first")
-    return str(beside)
 
 
 def micropython_environment() -> dict[str, str]:
@@ -261,14 +255,8 @@ _STASH: pytest.StashKey[dict] = pytest.StashKey()
 
 def run_on_micropython(path: Path, keys: list[str]) -> dict[str, tuple[str, str]]:
     """Run cases of a file in one MicroPython process; a case that never reported counts as failed."""
-    command = [
-        micropython_command(),
-        "-X",
-        f"heapsize={HEAP}",
-        str(HERE / "on_micropython" / "runner.py"),
-        path.stem,
-        *keys,
-    ]
+    runner = HERE / "on_micropython" / "runner.py"
+    command = children.micropython(HEAP, runner, path.stem, *keys)
     try:
         ran = subprocess.run(
             command,

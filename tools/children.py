@@ -24,6 +24,7 @@ import os
 import signal
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing.pool import Pool
 from pathlib import Path
@@ -53,6 +54,13 @@ def popen(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
     """Start a child; the options are those of subprocess.Popen. Its stdin is empty, if not given."""
     options = {"stdin": subprocess.DEVNULL, "start_new_session": True, **options}
     return subprocess.Popen(command, preexec_fn=bound_to_this_process(), **options)  # noqa: PLW1509 - one system call
+
+
+def micropython(heap: str, *words: object) -> list[str]:
+    """Return a command of the wheel's MicroPython: without Python's `site`, so that it starts in half the time."""
+    run = "import sys; sys.path.append(sys.argv[1]); from micropython_run import run_main; sys.exit(run_main(sys.argv[1:]))"
+    wheels = sysconfig.get_path("platlib")
+    return [sys.executable, "-IS", "-c", run, wheels, "-X", f"heapsize={heap}", *map(str, words)]
 
 
 def kill(process: subprocess.Popen[bytes] | asyncio.subprocess.Process, how: signal.Signals = signal.SIGKILL) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tools.children import micropython
 from tools.deploy import build, trace
 from tools.deploy.shrink import Shrunk, Unjoined
 from tools.deploy.shrink import shrink as shrunk
@@ -737,7 +738,7 @@ def run_packed(folder: Path, name: str) -> subprocess.CompletedProcess[str]:
     path = f".frozen:{folder}:{runner}:{BOTH}:{ROOT}"
     few = ["--few"] if name.startswith(FEW) else []
     return subprocess.run(
-        [Path(sys.executable).parent / "micropython", "-X", "heapsize=2M", runner / "runner.py", name, *few],
+        micropython("2M", runner / "runner.py", name, *few),
         env={**os.environ, "MICROPYPATH": path},
         cwd=ROOT,
         capture_output=True,

@@ -14,10 +14,10 @@ from pathlib import Path
 
 from flashmqtt.flash.ram import RamRegion
 from flashmqtt.journal.journal import Journal
-from tools.children import Child, tail
+from tools.children import Child, micropython, tail
 from tools.command import Failure
 from tools.flashsim.tear import tear
-from tools.proof.program import MICROPYTHON, board_image
+from tools.proof.program import board_image
 
 HEAP = "192K"
 PAGE_BYTES = 256
@@ -75,7 +75,7 @@ class VirtualBoard:
         directory.mkdir(parents=True, exist_ok=True)
         self._settings = {"broker": "127.0.0.1", "port": port, "device": device, "status_ms": 200, **(settings or {})}
         self.configure()
-        command = [str(MICROPYTHON), "-X", f"heapsize={HEAP}", "-m", "main"]
+        command = micropython(HEAP, "-m", "main")
         self.environment = {
             "MICROPYPATH": f".frozen:{board_image()}",
             "FLASHMQTT_FLASH_BYTES": str(flash_bytes),

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from tools.bootstrap import ROOT
-from tools.children import Child
+from tools.children import Child, micropython
 from tools.deploy import build
 
 BIN = Path(sys.executable).parent
@@ -140,7 +140,7 @@ class Program:
             return [sys.executable, *module], self._directory, {"PYTHONPATH": f"{ROOT}:{ROOT / 'firmware'}"}
         # `.frozen` contains `ssl` and `asyncio`.
         path = f".frozen:{self._path or board_image()}"
-        return [str(MICROPYTHON), "-X", f"heapsize={self._heap}", *module], self._directory, {"MICROPYPATH": path}
+        return micropython(self._heap, *module), self._directory, {"MICROPYPATH": path}
 
     def _take(self, line: str) -> None:
         if not line:

@@ -32,7 +32,6 @@ from tools.bootstrap import ROOT
 from tools.command import Failure, ended, folder, named, parser_of
 from tools.flashsim.tear import tear
 
-MICROPYTHON = Path(sys.executable).parent / "micropython"
 POWER_ON_PY = Path(__file__).resolve().parent / "power_on.py"
 HEAP = "512K"  # a word is twice as long as on a board, and the heap also has the simulated chip
 POWER_ON, WATCHDOG_RESET = 1, 3
@@ -70,11 +69,13 @@ class Device:
         board: str = "pico_w",
         wifi: str = "",
         environment: dict[str, str] | None = None,
-        micropython: Path = MICROPYTHON,
+        micropython: Path | None = None,
         heap: str = "",
     ):
         self.directory = directory
-        self._command = [str(micropython), "-X", f"heapsize={heap or HEAP}", "-i", str(POWER_ON_PY)]
+        self._command = children.micropython(heap or HEAP, "-i", POWER_ON_PY)
+        if micropython:
+            self._command[: self._command.index("-X")] = [str(micropython)]
         self.resets: list[str] = []
         self.started_at = 0
         self.heard = 0
