@@ -345,13 +345,11 @@ class Client:
         self.errors: "list[Any]" = []  # what handlers raised; `poll` raises it
         # How many handlers have finished with the message that has just arrived; -1: there is none; or _TAKEN.
         self._finished = -1
-        self._feed = self.link.feed = feed
-        self._output = self.session.output
-        # Bound methods: on a board, a method lookup in an object with many attributes takes 20 us, an attribute 2 us.
+        self.link.feed = feed
         self._put: "Any" = put_message
+        # Bound methods: on a board, a method lookup in an object with many attributes takes 20 us, an attribute 2 us.
         self._keep: "Any" = self.session.store_packet
-        self._put_again: "Any" = self._output.put_again
-        self._write_to = self._output.write_to
+        self._put_again: "Any" = self.session.output.put_again
         self._step = self.link.step
         self._acknowledge = self.session.acknowledge
         self._poller = _poll()
@@ -511,9 +509,9 @@ class Client:
             ):
                 if handle and session.cursor <= handle:
                     link.flush(now_ms)
-                elif self._output.end:
+                elif link.output.end:
                     try:
-                        if link.events != _POLLIN or link.shaking or not self._write_to(link.sock, now_ms):
+                        if link.events != _POLLIN or link.shaking or not link.write_to(link.sock, now_ms):
                             link.write(now_ms)
                     except (OSError, ConnectionLost) as error:
                         link.fail(error, now_ms)
@@ -668,9 +666,7 @@ class Client:
             begin_ms = ticks_ms()
             deadline = ticks_add(begin_ms, timeout_ms)
             # All received bytes were read: wait for the socket, unless received messages wait for a handler.
-            if link.drained and not (
-                link.handling or self._output.end or (session.waiting and session.waiting.entries)
-            ):
+            if link.drained and not (link.handling or link.output.end or (session.waiting and session.waiting.entries)):
                 left = link.wait_ms - ticks_diff(begin_ms, link.stepped_ms)
                 if left > 0 and not self.errors:
                     self._wait(left if left < timeout_ms else timeout_ms)
@@ -897,8 +893,8 @@ class Client:
         """Wait until the socket is ready, the link has something to do, or the time is over."""
         link = self.link
         wait = link.wait_ms if link.wait_ms < left_ms else left_ms
-        if self._feed:
-            self._feed()
+        if link.feed:
+            link.feed()
             wait = min(wait, _SLICE_MS)
         if wait <= 0:
             return

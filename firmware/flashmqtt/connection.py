@@ -279,7 +279,7 @@ class Connection:
                 return event
         output = self.output
         decoder = self.decoder
-        while decoder.at != decoder.end:
+        while decoder.at != decoder.stop:
             if output.limit - output.end < _ACK_BYTES:
                 session.pump(now_ms)
                 return OUTPUT  # any packet may need room for its answer
@@ -289,7 +289,7 @@ class Connection:
                 session.sync()
             kind = self._next()
             if kind == _PUBLISH and decoder.qos < 2:
-                if decoder.moved or decoder.qos != session.message.qos or session.chunks:
+                if decoder.moved:
                     self._show(decoder)
                 else:  # all but the packet id is as in the last PUBLISH
                     session.handed_id = decoder.packet_id

@@ -2,7 +2,7 @@
 
 `step` does all work that needs no waiting, up to a limit, and returns the next event. The clients wait until `sock` is ready or
 `wait_ms` has passed. Every state has a deadline. Each attempt looks the name up again and tries the next of its addresses. Only
-the name lookup can block, on a board for 7 s per name server (lwIP); a numeric address needs none. A step of the TLS handshake
+the name lookup can block, on a board for 7 s per name server (lwIP). A step of the TLS handshake
 may take seconds on a slow chip (TLS.md). This module knows no packets and no handlers.
 """
 
@@ -85,10 +85,11 @@ class Link:
     ) -> None:
         self.connection = connection
         self._session = connection.session
-        self._output = connection.output
-        # Bound methods: a board looks up a method in 20 us, an attribute in 2 us.
+        self.output = connection.output
+        # Bound: a board looks up a method in 20 us, an attribute in 2 us.
         self._process = connection.process
         self._read_from = connection.decoder.read_from
+        self.write_to = connection.output.write_to
         self.host = host
         self.port = port
         self.backoff = backoff
@@ -105,8 +106,7 @@ class Link:
         self._tls = tls and (tls, server_name or host)
         self.shaking: "Any" = None  # the state of the TLS handshake while it runs; then only `write` may write
         self._state = _STOPPED
-        self._since_ms = 0  # its begin; for _DOWN, its end
-        self._opened_ms = 0
+        self._since_ms = 0  # its begin; for _DOWN, its end; for _UP, when OPEN began
         self._check_ms = 0  # when to call `check`
         self._reads = 0  # in this `step`
         self.drained = False  # the last read emptied the socket: do not read again before it is ready
@@ -163,7 +163,7 @@ class Link:
         if near or not (self.connects or self._is_known()):
             while backoff.step and backoff.limit_ms() > _NEAR_MS:
                 backoff.step -= 1
-        delay = backoff.next_delay_ms(ticks_diff(now_ms, self._opened_ms) if state >= OPEN else 0)
+        delay = backoff.next_delay_ms(ticks_diff(now_ms, self._since_ms) if state >= OPEN else 0)
         self._retry_at(ticks_add(now_ms, delay))  # first: memory or store may fail
         try:
             if up:
@@ -184,7 +184,7 @@ class Link:
         """
         session = self._session
         session.busy = True
-        output = self._output
+        output = self.output
         self.stepped_ms = now_ms
         if self._state != _UP:
             event = self._connect(now_ms)
@@ -198,7 +198,7 @@ class Link:
                     if (
                         output.end
                         and (
-                            (self.events == _POLLIN and not self.shaking and output.write_to(self.sock, now_ms))
+                            (self.events == _POLLIN and not self.shaking and self.write_to(self.sock, now_ms))
                             or self.write(now_ms)
                         )
                         and (session.cursor != session.store.next_seq or session.partial or session.wants_request)
@@ -251,7 +251,7 @@ class Link:
                 else:
                     session.reported += 1
                     if event == CONNECTED:
-                        self._opened_ms = now_ms
+                        self._since_ms = now_ms
                         self._unproved = True
                         self.error = None
                         self.reported = True
@@ -280,17 +280,17 @@ class Link:
             try:
                 while True:
                     self.connection.pump(now_ms)
-                    if not self._output.end or not self.write(now_ms) or not self._session.has_more():
+                    if not self.output.end or not self.write(now_ms) or not self._session.has_more():
                         return  # else the window exceeds the output buffer
             except (OSError, ConnectionLost) as error:
                 self.fail(error, now_ms)
 
     def write(self, now_ms: int) -> bool:
         """Write the output; return whether it is empty now."""
-        output = self._output
+        output = self.output
         while output.end:
             start = output.start
-            if not output.write_to(self.sock, now_ms) and output.end:
+            if not self.write_to(self.sock, now_ms) and output.end:
                 if output.start == start:
                     self.events = self._shake(now_ms) if self.shaking else _POLLIN | _POLLOUT
                     if not self._stuck:
@@ -315,14 +315,14 @@ class Link:
         """
         connection = self.connection
         if connection.state < OPEN:  # without DISCONNECT, the broker would publish the will
-            if not connection.state or self._output.end:
+            if not connection.state or self.output.end:
                 return True
-            self._output.open()
+            self.output.open()
         while self.write(now_ms):
             if connection.state > OPEN:
-                self.wait_ms = _IDLE_MS - ticks_diff(now_ms, self._output.sent_ms)
+                self.wait_ms = _IDLE_MS - ticks_diff(now_ms, self.output.sent_ms)
                 try:  # the input buffer may hold a handler's message
-                    return self.sock.readinto(self._output.buf) == 0 or self.wait_ms <= 0
+                    return self.sock.readinto(self.output.buf) == 0 or self.wait_ms <= 0
                 except OSError:
                     return True
             if self._session.partial:
@@ -372,10 +372,10 @@ class Link:
         wait = ticks_diff(self._check_ms, now_ms)
         if wait <= 0:  # not earlier: events can only delay what is due
             wait = min(self.connection.check(now_ms), _IDLE_MS)
-            if self._output.end and not self._stuck:
+            if self.output.end and not self._stuck:
                 self.write(now_ms)
             self._check_ms = ticks_add(now_ms, wait)
-        if self._unproved and (self._session.proved or ticks_diff(now_ms, self._opened_ms) >= self.backoff.lasting_ms):
+        if self._unproved and (self._session.proved or ticks_diff(now_ms, self._since_ms) >= self.backoff.lasting_ms):
             self._prove()
         return wait
 

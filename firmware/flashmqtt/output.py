@@ -6,8 +6,6 @@ durable if a packet depends on it: a PUBACK or PUBREC states that a message is s
 that the held message is discarded [MQTT-4.3.2-1] [MQTT-4.3.3-1]. This module knows no socket, no flow and no packets in flight.
 """
 
-from struct import pack_into
-
 from .codec.encode import put_ack, put_publish
 from .codec.quick import put_message
 from .compat import TYPE_CHECKING
@@ -41,13 +39,13 @@ class Output:
         self.start = self.end = 0
         self.sent_ms = 0
         self._sync = sync
-        self._promised = False
+        self.promised = False  # do bytes to send depend on the store?
         self._offered = 0
 
     def clear(self) -> None:
         """The connection has ended: discard the buffer. Only CONNECT can be put before `open`."""
         self.start = self.end = self._offered = self.limit = 0
-        self._promised = False
+        self.promised = False
 
     def open(self) -> None:
         """Allow packets: the broker has accepted the connection, or a packet sent in pieces is complete."""
@@ -78,15 +76,8 @@ class Output:
 
         It has the id of its PUBLISH [MQTT-2.3.1-6]; 5: [MQTT-2.2.1-5].
         """
-        self._promised = True
+        self.promised = True
         self.end = put_ack(self.buf, self.end, packet_type, packet_id, self.level, code, None, dup)
-
-    def put_puback(self, packet_id: int) -> None:
-        """Put a PUBACK: the fast path of `put_ack`."""
-        self._promised = True
-        end = self.end
-        pack_into(">HH", self.buf, end, 0x4002, packet_id)
-        self.end = end + 4
 
     def put_copy(self, buf: "Any", n: int) -> bool:
         """Put the packet in buf[:n]; return False if there is no room."""
@@ -134,9 +125,9 @@ class Output:
 
     def write_to(self, sock: "Any", now_ms: int) -> bool:
         """Write the buffer to a socket, once; return whether all of it was sent. This does `offer` and `sent` in one call."""
-        if self._promised:
+        if self.promised:
             self._sync()
-            self._promised = False  # not reached if the store fails: the next write tries again
+            self.promised = False  # not reached if the store fails: the next write tries again
         start = self.start
         # Before the write: Ctrl-C may end it, when TLS has already encrypted these bytes.
         self._offered = n = self._offered or self.end - start
@@ -154,9 +145,9 @@ class Output:
         The result stays the same until `sent`: TLS has already encrypted a write that it could not finish, and treats the next
         call, whatever its length, as a repetition of that write.
         """
-        if self._promised:
+        if self.promised:
             self._sync()
-            self._promised = False  # not reached if the store fails: the next write tries again
+            self.promised = False  # not reached if the store fails: the next write tries again
         n = self._offered
         if not n:
             self._offered = n = self.end - self.start

@@ -137,7 +137,7 @@ def test_dropped_messages_are_listed_after_an_outage_although_the_board_restarte
         sleep = {"sleep_s": 600, "awake_s": awake_s} if sleeping else {}
         settings.update(sleep)
         application = Application(board, check(settings), state)
-        application.client._feed = application.client.link.feed = broker if broker.listener else None
+        application.client.link.feed = broker if broker.listener else None
         return application
 
     def stay_on(application, condition):
@@ -267,7 +267,7 @@ def running(refused):
     broker = Refusing(refused)
     settings = {"broker": "127.0.0.1", "port": broker.port, "level": 5, "interval_ms": 100000, "health_s": 0}
     application = Application(Board(broker), check(settings), Facts())
-    application.client._feed = application.client.link.feed = broker
+    application.client.link.feed = broker
     return broker, application
 
 

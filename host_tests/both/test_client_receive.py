@@ -1548,3 +1548,16 @@ def test_handler_of_a_waiting_qos_2_message_runs_once_although_the_store_failed_
         poll_until(mqtt, lambda broker=broker: acknowledged(broker) == [1])
         assert seen == [b"1"] and not store.held()
         mqtt.disconnect()
+
+
+@pytest.mark.req("R1", "Q4")
+def test_message_like_the_last_one_is_right_after_a_held_message():
+    broker, mqtt = connected()
+    seen = []
+    mqtt.on_message = lambda m: seen.append((m.topic, m.payload, m.qos))
+    like = publish(b"a", b"1", 1, 1)
+    for packet in (publish(b"bb", b"held", 2, 9), like, like, pubrel(9), like, like):
+        broker.give(packet)
+        turn(broker, mqtt)  # each packet is read alone, and begins where the one before it began
+    assert seen == [("a", b"1", 1)] * 2 + [("bb", b"held", 2)] + [("a", b"1", 1)] * 2
+    mqtt.disconnect()

@@ -12,6 +12,7 @@ from flashmqtt.compat import ticks_diff, ticks_ms
 from flashmqtt.errors import ConnectRefused, StoreWorn, UsageError
 from flashmqtt.flash.ram import RamRegion
 from flashmqtt.journal.journal import DROP_OLDEST, Journal
+from flashmqtt.session import session as session_module
 from flashmqtt.session.ram import RamStore
 from flashmqtt.simple import MQTTClient
 from loopback import Loopback, poll_until
@@ -546,19 +547,18 @@ def test_publish_that_interrupts_publish_or_poll_is_refused_without_damage(qos):
 @pytest.mark.parametrize(("waits", "qos"), [(False, 0), (False, 1), (True, 0), (True, 1)])
 def test_publish_that_interrupts_an_acknowledgement_is_refused_without_damage(waits, qos):
     broker, mqtt = connected()
-    output = mqtt.session.output
-    name = "put_ack" if waits else "put_puback"
-    put = getattr(output, name)
+    owner, name = (mqtt.session.output, "put_ack") if waits else (session_module, "pack_into")
+    put = getattr(owner, name)
     refused = []
 
     def interrupted(*arguments):
-        setattr(output, name, put)
+        setattr(owner, name, put)
         with pytest.raises(UsageError):
             mqtt.publish("alarm", "from a timer", qos)
         refused.append(arguments[-1])
         put(*arguments)
 
-    setattr(output, name, interrupted)
+    setattr(owner, name, interrupted)
     broker.give(publish(b"a", b"1", 1, 7))
     if waits:
         poll_until(mqtt, lambda: mqtt.session.waiting)
@@ -654,7 +654,7 @@ def test_umqtt_publish_does_not_wait_for_a_message_lost_by_the_flash():
         session.quota = 8
         assert broker.feeds < feeds + 100, "publish waits for a lost message"
 
-    mqtt._client._feed = feed
+    mqtt._client.link.feed = feed
     mqtt.publish(b"t", b"x", qos=1)
     assert not session.store.waiting
     mqtt.disconnect()

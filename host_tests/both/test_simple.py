@@ -516,6 +516,6 @@ def test_connect_ends_the_time_limit_of_wait_msg():
         if broker.feeds == begin + 3:  # after two waits of 200 ms
             broker.give(publish(b"a", b"1"))
 
-    mqtt._client._feed = feed
+    mqtt._client.link.feed = feed
     assert mqtt.wait_msg() == 0x30
     mqtt.disconnect()

@@ -101,7 +101,7 @@ class OversizeDecoder(Decoder):
         self.dropped = False
         at, buffer = self.at, self.buffer
         if self._long is not None or (
-            self.end - at > 3 and buffer[at] >> 4 == PUBLISH and buffer[at + 1] & buffer[at + 2] & 128
+            self.stop - at > 3 and buffer[at] >> 4 == PUBLISH and buffer[at + 1] & buffer[at + 2] & 128
         ):
             return self._next_long()
         return super().next()
@@ -117,7 +117,7 @@ class OversizeDecoder(Decoder):
         message = self._long
         if message is None:  # its head is incomplete
             return 0
-        part = min(message.left, self.end - self.at)
+        part = min(message.left, self.stop - self.at)
         with memoryview(self.buffer)[self.at : self.at + part] as data:
             message.add(data)
         self.at += part
@@ -133,7 +133,7 @@ class OversizeDecoder(Decoder):
 
     def _begin(self) -> bool:
         """Start reading a long PUBLISH; return False if the boards' decoder has to decode the packet."""
-        at, end, buffer = self.at, self.end, self.buffer
+        at, end, buffer = self.at, self.stop, self.buffer
         first = buffer[at]
         length, body = read_varint(buffer, at + 1, end)
         if body - at + length <= len(buffer) or first & 6 == 6 or first & 14 == 8:
@@ -162,9 +162,9 @@ class OversizeDecoder(Decoder):
 
     def _insert(self, packet: bytes) -> None:
         """Insert a packet before the received bytes."""
-        rest = bytes(self.buffer[self.at : self.end])
+        rest = bytes(self.buffer[self.at : self.stop])
         size = len(packet)
         self.buffer[:size] = packet
         self.buffer[size : size + len(rest)] = rest
-        self.at, self.end, self._need = 0, size + len(rest), 0
+        self.at, self.stop, self._need = 0, size + len(rest), 0
         self.look()

@@ -40,8 +40,8 @@ class RunDecoder(OversizeDecoder):
 
     def look(self) -> None:
         """Copy the received bytes: call this between the last `received` and the first `take_run`."""
-        self._seen = bytes(memoryview(self.buffer)[self.at : self.end])
-        self._seen_end = self.end
+        self._seen = bytes(memoryview(self.buffer)[self.at : self.stop])
+        self._seen_end = self.stop
 
     def know(self, topic: bytes) -> None:
         """Remember the topic, with its length in front, of a PUBLISH that the decoder accepted."""

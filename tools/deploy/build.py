@@ -64,9 +64,9 @@ KNOWN = {
 }
 # What each message uses on its way from `publish` to its acknowledgement, most of it in `flashmqtt.client`.
 HOT_NAMES = """
-busy limit _len flight at low cursor next_seq scratch _reads _output _offered drained wait_ms raw_copy output quota _put_copy
+busy limit _len flight at low cursor next_seq scratch _reads _offered drained wait_ms raw_copy output quota _put_copy
 states sent_ms handling stepped_ms shaking sock level packet_id packet_type _finish _topic _isinstance _bytes _put _topic_bytes
-_keep _direct request_id dup_to events _write_to _promised _step _session _state _read_from more _whole _size
+_keep _direct request_id dup_to events write_to promised _step _session _state _read_from more _whole _size
 connection received_ms _tls _process handed urgent decoder unsynced _next _streamed _acknowledged undelivered proved handle
 owner on_delivered wants_request partial inbound _check_ms _unproved reported errors
 """

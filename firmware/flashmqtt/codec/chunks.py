@@ -108,7 +108,7 @@ def go_on(decoder: "Any") -> "Any":
         left = decoder.payload_total - offset
     n = min(len(decoder.buffer) - decoder._head_end, left)
     at = decoder.at
-    if decoder.end - at < n:
+    if decoder.stop - at < n:
         return 0
     decoder.at = at + n
     if decoder.headless:
@@ -140,11 +140,11 @@ def _pass(decoder: "Any", at: int, n: int) -> None:
 def room(decoder: "Any") -> "Any":
     """Do what `Decoder.room` does, and keep the head."""
     at = decoder._head_end
-    left = decoder.end - decoder.at
+    left = decoder.stop - decoder.at
     if left and at != decoder.at:
         copy(decoder.buffer, at, decoder.buffer, decoder.at, left)
     decoder.at = at
-    decoder.end = at + left
+    decoder.stop = at + left
     return decoder._whole[at + left :]
 
 

@@ -44,7 +44,7 @@ class Decoder:
     properties_start _end   level 5: the properties, checked
     topic_alias             level 5, PUBLISH: 0 if there is none
 
-    at end                  buffer[at:end] has the bytes that were received and not yet read
+    at stop                 buffer[at:stop] has the bytes that were received and not yet read
 
     Spans, and views on them, are valid until the next call of `next` or `room`.
     """
@@ -90,7 +90,7 @@ class Decoder:
     def reset(self) -> None:
         """Discard all state of the last network connection; a new one starts."""
         self.at = 0  # where the next packet starts
-        self.end = 0  # where the received bytes end
+        self.stop = 0  # where the received bytes end
         self._need = 0  # the length of an incomplete packet, if known
         self.more = False
         self._last_bytes = 0  # of `_last`; 0: the next PUBLISH is checked
@@ -107,9 +107,9 @@ class Decoder:
         """
         if self.more:
             return self._chunks.room(self)
-        left = self.end - self.at
+        left = self.stop - self.at
         if not left:
-            self.at = self.end = 0
+            self.at = self.stop = 0
             return self._whole
         size = self._size
         step = size // 8 or 1
@@ -125,18 +125,18 @@ class Decoder:
         if at != self.at:
             copy(self.buffer, at, self.buffer, self.at, left)
         self.at = at
-        self.end = end
+        self.stop = end
         return window
 
     def read_from(self, sock: "Any") -> "int | None":
         """Receive from a socket; return 0: end of stream, 1: the socket is empty, 2: the buffer is full, None: no bytes yet."""
-        if self.at != self.end or self.more:
+        if self.at != self.stop or self.more:
             n = sock.readinto(self.room())
             if n:
-                self.end = n = self.end + n
+                self.stop = n = self.stop + n
         else:
             n = sock.readinto(self._whole)
-            self.end = n or 0  # only now: Ctrl-C may end the read
+            self.stop = n or 0  # only now: Ctrl-C may end the read
             self.at = 0
         if n:
             n = 2 if n == self._size else 1
@@ -144,7 +144,7 @@ class Decoder:
 
     def received(self, n: int) -> None:
         """Report that the first n bytes of `room` were filled."""
-        self.end += n
+        self.stop += n
 
     def feed(self, packet: "bytes | bytearray | memoryview") -> None:
         """Receive these bytes; they must fit in `room`."""
@@ -153,7 +153,7 @@ class Decoder:
         if n > len(room):
             raise BufferTooSmall("%d bytes, room for %d" % (n, len(room)))
         room[:n] = packet
-        self.end += n
+        self.stop += n
 
     def next(self) -> int:
         """Return the type of the next packet, with its fields set, or 0: more bytes are needed.
@@ -163,7 +163,7 @@ class Decoder:
                 PUBLISH, does not fit in the buffer.
         """
         at = self.at
-        left = self.end - at
+        left = self.stop - at
         buf = self.buffer
         if left > 3 and not self._streamed:
             # PUBACK, the most frequent packet.
@@ -191,7 +191,7 @@ class Decoder:
                     return 3
         elif not left and not self._streamed:
             return 0
-        return self._next(buf, self.at, self.end)
+        return self._next(buf, self.at, self.stop)
 
     def _move(self, by: int) -> None:
         """Move the last PUBLISH's spans by this many bytes: the next PUBLISH begins with the same bytes."""

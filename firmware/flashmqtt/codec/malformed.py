@@ -27,7 +27,7 @@ def acknowledge(decoder: "Any", output: "Any") -> bool:
     decoder.topic_end = decoder.topic_start
     buf = decoder.buffer
     at = decoder.at
-    if head >> 4 != 3 or decoder.more or decoder.end - at < 5:
+    if head >> 4 != 3 or decoder.more or decoder.stop - at < 5:
         return False
     n = shift = 0
     while shift < 28:
@@ -36,7 +36,7 @@ def acknowledge(decoder: "Any", output: "Any") -> bool:
         shift += 7
         if buf[at] < 128:
             break
-    end = min(at + 1 + n, decoder.end)
+    end = min(at + 1 + n, decoder.stop)
     at += 3
     if at > end or buf[at - 3] > 127:  # a length of five bytes
         return False

@@ -75,6 +75,7 @@ class Inbound:
 
     def receive(self, packet: "Any", now_ms: int) -> "Any":
         """Process a PUBLISH of QoS 2 or a PUBREL; return the event to report."""
+        packet.moved = True  # a held message may replace the one that was shown last
         try:
             return self._receive(packet, now_ms)
         except BaseException:
@@ -242,6 +243,7 @@ class Inbound:
 
     def next(self, packet: "Any", now_ms: int) -> "Any":
         """Hand over the next held message that needs no PUBREL; after that, process the packet in the decoder again."""
+        packet.moved = True
         session = self._session
         long = session.long
         if self.again or self._resumed or self._orphans or (long and long.key):
@@ -413,7 +415,7 @@ class Inbound:
 def show(message: "Any", buf: "bytearray | memoryview", length: int) -> None:
     """Set a message to the held PUBLISH of this length in buf."""
     at = topic_start(buf)
-    message.qos = 2  # first: Ctrl-C may end this half-way, and QoS 2 makes the connection show the next message anew
+    message.qos = 2
     message.buffer = message.topic_buffer = buf
     message.topic_start = at
     at += buf[at - 2] << 8 | buf[at - 1]

@@ -26,6 +26,8 @@ _AGAIN_MS = const(10000)  # delay before a refused subscription is asked for aga
 _LONGEST_MS = const(3600000)
 _DOUBLINGS = const(9)
 
+_len = len  # a board needs 5 us longer to find a builtin than to find a global
+
 # States of a subscription.
 _TO_SUBSCRIBE = const(0)
 _SUBSCRIBE_SENT = const(1)
@@ -64,7 +66,7 @@ class Subscription:
         # (Not more than four locals: see `Client._dispatch`.)
         start = message.topic_start
         n = message.topic_end - start
-        if n == len(self.filter) and raw_run(message.topic_buffer, self.filter, n, start, 0, 0):  # no wildcards
+        if n == _len(self.filter) and raw_run(message.topic_buffer, self.filter, n, start, 0, 0):  # no wildcards
             return True
         return covers(self.filter, message.topic_buffer, start, start + n)
 
