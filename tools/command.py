@@ -88,6 +88,12 @@ def named(command: str, *failures: type[Exception], status: int = 2) -> Callable
     return decorated
 
 
+def counted(count: int, what: str) -> str:
+    """Return a number with its noun."""
+    plural = what.removesuffix("y") + "ies" if what.endswith("y") else f"{what}s"
+    return f"{count:,} {what if count == 1 else plural}"
+
+
 def not_served(error: Exception, what: str, address: str, port: int, remedy: str) -> Failure:
     """Return the failure of a server that can't listen: an OSError, or a UnicodeError if `address` is no host name."""
     reason = getattr(error, "strerror", error)

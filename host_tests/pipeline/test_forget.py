@@ -659,7 +659,7 @@ def test_forget_command_requires_yes_and_reports_remaining_files(fleet, landing,
     assert forget.main([*arguments, "--device", GONE, "--dry-run", "--search", str(tmp_path / "none")]) == 2
     assert "none: no such folder" in capsys.readouterr().err
     assert forget.main([*arguments, "--device", GONE, "--dry-run"]) == 0
-    assert "files contain the names" in capsys.readouterr().out
+    assert "the names are in " in capsys.readouterr().out
     (tmp_path / "latin").write_bytes(b"caf\xe9")
     assert forget.main([*arguments, "--devices", str(tmp_path / "latin"), "--yes"]) == 2
     assert f"forget: --devices {tmp_path}/latin: 'utf-8' codec can't decode byte 0xe9" in capsys.readouterr().err
@@ -671,7 +671,7 @@ def test_forget_command_requires_yes_and_reports_remaining_files(fleet, landing,
     (tmp_path / "list").write_text(f"{GONE}\nzz-b\n")
     assert forget.main([*arguments, "--devices", str(tmp_path / "list"), "--yes", "--search", str(copy)]) == 1
     printed = capsys.readouterr().out
-    assert "NOT forgotten: 1 places still contain the names" in printed
+    assert "NOT forgotten: the names are still in 1 place" in printed
     assert f"{copy}/link.jsonl" in printed
     (copy / "link.jsonl").unlink()
     assert forget.main([*arguments, "--devices", str(tmp_path / "list"), "--yes", "--search", str(copy)]) == 0

@@ -347,7 +347,7 @@ def test_audit_prints_counts_of_devices_without_an_identity(tmp_path, capsys):
     ("change", "problem"),
     [
         (lambda found: found.slice(1), "1 that were processed are not in the tables"),
-        (lambda found: pa.concat_tables([found, found.slice(0, 1)]), "1 rows twice in the tables"),
+        (lambda found: pa.concat_tables([found, found.slice(0, 1)]), "1 row twice in the tables"),
     ],
 )
 def test_missing_or_duplicate_row_is_found(tmp_path, monkeypatch, change, problem):

@@ -210,7 +210,7 @@ def test_missing_messages_are_found_with_and_without_expectations(local, landing
     assert missing(out) == [("a", 1, 1, 4, 4, 1), ("a", 1, 1, 6, 7, 2), ("a", 1, 2, 10, 11, 2), ("a", 1, 3, 12, 12, 1)]
     found = verdict.judge(output, verdict.Expectations({"a": {"boots": boots[1:2]}}))
     assert found.unknown == [("a", 1, 4)]
-    assert "1 boots that are not in the boards' counters" in found.line
+    assert "1 boot that is not in the boards' counters" in found.line
 
 
 @pytest.mark.parametrize(
@@ -236,6 +236,8 @@ def test_missing_messages_are_found_with_and_without_expectations(local, landing
             '{"a": {"boots": [{"boot": 1, "first": 1, "last": 5}, {"boot": 1, "first": 1, "last": 5}]}}',
             "'a' has boot 1 twice",
         ),
+        ('{"a": {"boots": [{"boot": true, "first": 1, "last": 2}]}}', "'boot': True"),
+        ("[" * 20_000, "recursion"),
         (
             '{"a": {"boots": [{"boot": 1, "first": 5, "last": 1}]}}',
             "'a' has the boot {'boot': 1, 'first': 5, 'last': 1}",
@@ -562,7 +564,7 @@ def test_row_of_an_earlier_batch_written_again_is_found(local, landing, out, mon
     landing.seal()
     monkeypatch.setattr(task._Writers, "write_by_day", again)
     found = verdict.judge(taken(local, landing, out))
-    assert found.line == f"{verdict.LOST} 1 rows twice in the tables."
+    assert found.line == f"{verdict.LOST} 1 row twice in the tables."
 
 
 @pytest.mark.req("P3")

@@ -36,7 +36,7 @@ from tools.collector.health import Health
 from tools.collector.oversize import encode_varint
 from tools.collector.runs import RunDecoder, RunSession
 from tools.collector.sealer import Sealer
-from tools.command import Failure
+from tools.command import Failure, counted
 from tools.landing import recent, segments
 from tools.landing.lock import LandingInUse, take_lock
 from tools.landing.log import (
@@ -208,7 +208,7 @@ class Collector:
         """
         if self.store.torn_bytes:
             self.health.torn_bytes.inc(self.store.torn_bytes)
-            self.health.log(f"cut off {self.store.torn_bytes} bytes of a block that was never acknowledged")
+            self.health.log(f"cut off {counted(self.store.torn_bytes, 'byte')} of a block that was never acknowledged")
         for logs in _abandoned(self.settings.landing):
             self.health.log(
                 f"{logs} has messages that are in no segment: its collector was killed. Start it once more, with"
@@ -220,11 +220,11 @@ class Collector:
             await self._sync()
             self._rotate()
             if self.store.closed:
-                self.health.log(f"sealing {len(self.store.closed)} segments")
+                self.health.log(f"sealing {counted(len(self.store.closed), 'segment')}")
             await self.sealer.finish()
             waiting = self.store.held_count
-            held = f"; {waiting} QoS 2 messages wait for their PUBREL in the log" if waiting else ""
-            self.health.log(f"everything received is sealed: {self.store.stored} rows in all{held}")
+            held = f"; the log has {counted(waiting, 'QoS 2 message')} without PUBREL" if waiting else ""
+            self.health.log(f"everything received is sealed: {counted(self.store.stored, 'row')} in all{held}")
         finally:
             await self.sealer.stop()
             self.store.close()

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tools.collector.health import Health
+from tools.command import counted
 from tools.landing.log import LandingDamaged, LandingError, LandingStalled
 from tools.landing.store import LandingStore
 
@@ -93,7 +94,7 @@ class Sealer:
                 failures += 1
                 if self._finishing and failures >= LAST_TRIES:
                     raise LandingStalled(
-                        f"{len(self._store.closed)} segments are not sealed: {self._reported}; "
+                        f"not sealed: {counted(len(self._store.closed), 'segment')}: {self._reported}; "
                         "their logs are durable, the next start seals them"
                     )
                 await asyncio.sleep(RETRY_S)

@@ -43,7 +43,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tools.command import Failure
+from tools.command import Failure, explained
 from tools.landing.durable import replacing
 
 MAGIC = b"flashmqtt log 2\n"
@@ -83,8 +83,8 @@ class LandingForeign(LandingError):
 def stalled(path: Path | str, error: OSError) -> LandingStalled:
     """Return the LandingStalled or DiskFull for a failed write."""
     if error.errno in NO_ROOM:
-        return DiskFull(f"no room for {path}: {error.strerror}")
-    return LandingStalled(f"can't write {path}: {error.strerror}")
+        return DiskFull(f"no room for {explained(error, path)}")
+    return LandingStalled(f"can't write {explained(error, path)}")
 
 
 def _aligned(position: int) -> int:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tools.command import ended, named
+from tools.command import counted, ended, named
 
 from . import options, schemas
 from .books import Books
@@ -132,17 +132,16 @@ def main(argv: list[str] | None = None) -> int:
         found = full_check(spark, given.out)
     for row in found.rows:
         print(f"  {shown(row.device)} boot {row.boot} (life {row.life}): {differences(row)}")
-    plain = f", {found.plain:,} readings without an identity" if found.plain else ""
+    plain = f", {counted(found.plain, 'reading')} without an identity" if found.plain else ""
     result = "tables and audit agree" if found.agrees else f"tables and audit do NOT agree: {differences(found)}"
-    print(f"{found.messages:,} messages of {found.boots:,} boots{plain}: {result}")
+    print(f"{counted(found.messages, 'message')} of {counted(found.boots, 'boot')}{plain}: {result}")
     return int(not found.agrees)
 
 
 def differences(found: Any) -> str:
     """Return a text about a boot's differences, or about those of all boots."""
-    return (
-        f"{found.twice:,} rows twice, {found.absent:,} messages absent, {found.strange:,} that the audit does not know"
-    )
+    known = f"{counted(found.twice, 'row')} twice, {counted(found.absent, 'message')} absent"
+    return f"{known}, {found.strange:,} that the audit does not know"
 
 
 if __name__ == "__main__":

@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from tools.command import ended, filled, named
+from tools.command import counted, ended, filled, named
 from tools.landing import segments
 
-from . import options, schemas, series, source, verdict
+from . import options, schemas, series, source
 from .commits import DELTA_LOG, Commit, Output, OutputError, batch_of, bucket_of, day_of
 from .delta import Delta
 from .files import rewrite
@@ -177,7 +177,7 @@ def main(argv: list[str] | None = None) -> int:
     sealed_before_s = now.timestamp() - 86_400 * given.keep_raw_days if given.keep_raw_days else None
     gone = retired(landing, before, sealed_before_s) if landing else []
     if gone and (missing := retried(output.missing_files)):
-        how_many = verdict.counted(len(missing), "file")
+        how_many = counted(len(missing), "file")
         raise OutputError(
             f"{output.storage.uri}/{missing[0]} is missing or incomplete ({how_many} in all), so no segment is deleted: restore"
             " the files, or make the tables again (remake)"
@@ -189,19 +189,20 @@ def main(argv: list[str] | None = None) -> int:
         to_merge, count = files_to_merge(files), sum(map(len, files.values()))
         if given.dry_run:
             old = len(aged(files, keep_from))
-            print(f"{len(to_merge)} files would be merged, {old} deleted for their age, {len(gone)} segments retired")
+            merging = f"{counted(len(to_merge), 'file')} would be merged"
+            print(f"{merging}, {old} deleted for their age, {counted(len(gone), 'segment')} retired")
         else:
             spark = stack.enter_context(session.opened(given.master, output.storage)) if to_merge else None
             merged = compact(spark, given.out, keep_from)
-            print(f"{count} files before, {sum(map(len, merged.files.values())) if merged else count} after")
+            print(f"{counted(count, 'file')} before, {sum(map(len, merged.files.values())) if merged else count} after")
             if left_over := orphans(output):
                 for file in left_over:
                     output.storage.delete(file)
-                print(f"{len(left_over)} files of interrupted attempts deleted")
+                print(f"{counted(len(left_over), 'file')} of interrupted attempts deleted")
             if landing:
                 for segment in gone:
                     landing.delete(segment.path)
-                print(f"{len(gone)} segments retired")
+                print(f"{counted(len(gone), 'segment')} retired")
     if gone:
         print(lost_by(gone))
     return 0

@@ -29,7 +29,7 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tools.command import ended, named
+from tools.command import counted, ended, named
 from tools.landing import forget as landing_logs
 from tools.landing import parquet, segments
 from tools.landing.names import Names
@@ -171,7 +171,9 @@ def forget(
                     done.left.append(place)
                 done.shared |= set().union(*its) - names.devices
         if not dry:
-            done.left += [f"{place}: {rows} rows" for place, rows in _forget_in_databases(output, devices) if rows]
+            done.left += [
+                f"{place}: {counted(rows, 'row')}" for place, rows in _forget_in_databases(output, devices) if rows
+            ]
     return done
 
 
@@ -585,13 +587,13 @@ def _delete_unnamed(output: Output, names: Names) -> None:
 def lines(done: Done, devices: list[str], dry: bool) -> Iterator[str]:
     """Yield the lines to print."""
     for place, rows in done.rows.items():
-        yield f"  {rows:,} rows deleted: {place}"
+        yield f"  {counted(rows, 'row')} deleted: {place}"
     if not dry and not done.rows:
         yield "  no row was deleted: there was none, or an earlier attempt deleted all"
     if dry:
-        yield f"  {len(done.left):,} files contain the names:" if done.left else "  no file contains the names"
+        yield f"  the names are in {counted(len(done.left), 'file')}:" if done.left else "  no file contains the names"
     elif done.left:
-        yield f"  NOT forgotten: {len(done.left):,} places still contain the names:"
+        yield f"  NOT forgotten: the names are still in {counted(len(done.left), 'place')}:"
     else:
         yield f"  forgotten: no remaining file contains {', '.join(map(verdict.shown, devices))}"
     yield from (f"    {place}" for place in done.left[:40])

@@ -276,7 +276,7 @@ def read(path: str | Path) -> Mapping:
         content = tomllib.loads(text)
     except OSError as error:
         raise MappingError(explained(error)) from error
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         raise MappingError(f"{path}: {error}") from error
     lines = text.splitlines()
     begins = [0, *(n for n, line in enumerate(lines) if re.match(r"\s*\[\[\s*map\s*\]\]", line)), len(lines)]

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tools.command import Failure, ended, explained, filled, named, number, serve_metrics
+from tools.command import Failure, counted, ended, explained, filled, named, number, serve_metrics
 from tools.landing import segments
 
 from . import mapping, options, verdict
@@ -126,7 +126,7 @@ def main(argv: list[str] | None = None) -> int:
 
             metrics = Metrics(given.out)
             serve_metrics(metrics.registry, given.metrics_port, given.metrics_address)
-        count = verdict.counted(sum(map(len, found.values())), "segment")
+        count = counted(sum(map(len, found.values())), "segment")
         print(f"  {count} in {given.landing} so far; starting Spark, which takes ten seconds or more", flush=True)
         settings = dict(one.split("=", 1) for one in given.conf)
         with session.opened(given.master, output.storage, settings) as spark:

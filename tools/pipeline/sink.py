@@ -299,13 +299,13 @@ def _once(output: Output, given: argparse.Namespace) -> str:
     try:
         brought = bring(output, sink, given.anew, lambda: register(output, given.to, given.schema))
         for batch, readings in brought:
-            print(f"  batch {batch}: {readings:,} readings to {sink.where}", flush=True)
+            print(f"  batch {batch}: {command.counted(readings, 'reading')} to {sink.where}", flush=True)
         if not brought and not given.follow:
             print(f"  {sink.where} is up to date", flush=True)
         if given.csv and (brought or not given.csv.exists()):
             rows = write_csv(sink, given.csv)
             more = f" (an Excel sheet has at most {SHEET_ROWS:,})" if rows > SHEET_ROWS else ""
-            print(f"  {rows:,} rows in {given.csv}{more}", flush=True)
+            print(f"  {command.counted(rows, 'row')} in {given.csv}{more}", flush=True)
     finally:
         with suppress(SinkError):
             sink.close()

@@ -27,7 +27,7 @@ import pyarrow.parquet as pq
 
 from flashmqtt.codec.topics import check_filter
 from flashmqtt.errors import InvalidTopic
-from tools.command import Failure, columns, ended, explained, named
+from tools.command import Failure, columns, counted, ended, explained, named
 
 from . import options, plain, schemas, summary
 from .books import Books, as_of_one_commit
@@ -208,7 +208,7 @@ def _judged(books: Books, wanted: Expectations) -> Verdict:
         split = f" ({_listed(counts)})" if len(counts) > 1 or given_up else ""
         found.problems.append(f"{totals['missing']:,} missing{split}")
     lost = {
-        "twice": f"{totals['twice']:,} rows twice in the tables",
+        "twice": f"{counted(totals['twice'], 'row')} twice in the tables",
         "absent": f"{totals['absent']:,} that were processed are not in the tables",
     }
     found.problems += [text for name, text in lost.items() if totals[name]]
@@ -218,7 +218,8 @@ def _judged(books: Books, wanted: Expectations) -> Verdict:
             f"{counted(len(gone), 'file')} of the tables {are} missing or incomplete ({_named(gone)})"
         )
     if found.unknown:
-        found.problems.append(f"{len(found.unknown)} boots that are not in the boards' counters")
+        are = "boot that is" if len(found.unknown) == 1 else "boots that are"
+        found.problems.append(f"{len(found.unknown)} {are} not in the boards' counters")
     found.lost = bool(found.problems)
     if totals["suspect"]:
         jumped = sorted(set(books.all("lives", ["device"], pc.field("suspect") > 0)["device"].to_pylist()))
@@ -251,12 +252,6 @@ def _judged(books: Books, wanted: Expectations) -> Verdict:
         (found.accepted if "silent" in wanted.accept else found.problems).append(text)
     found.rows = _rows(books, found)
     return found
-
-
-def counted(count: int, what: str) -> str:
-    """Return a number with its noun."""
-    plural = what.removesuffix("y") + "ies" if what.endswith("y") else f"{what}s"
-    return f"{count:,} {what if count == 1 else plural}"
 
 
 def _listed(counts: dict[str, int]) -> str:
@@ -456,7 +451,9 @@ def print_audit(found: Verdict) -> None:
         )
     print()
     for device, its_boot, messages in found.unknown[:MOST_ROWS]:
-        print(f"  {shown(device)} boot {its_boot}: {messages} messages of a boot that is not in its board's counters")
+        print(
+            f"  {shown(device)} boot {its_boot}: {counted(messages, 'message')} of a boot that is not in its board's counters"
+        )
     print("  " + found.line, flush=True)
 
 
@@ -519,12 +516,12 @@ def _counters(path: Path) -> dict[str, Any]:
             for boot in counters["boots"]:
                 number, first, last = boot["boot"], boot["first"], boot["last"]
                 plausible = 0 <= number <= schemas.LARGEST and 1 <= first <= last + 1 <= schemas.LARGEST + 1
-                if not plausible or not all(isinstance(one, int) for one in (number, first, last)):
+                if not plausible or not all(type(one) is int for one in (number, first, last)):
                     raise ValueError(f"{device!r} has the boot {boot}")
             numbers = [boot["boot"] for boot in counters["boots"]]
             if len(numbers) > len(set(numbers)):
                 raise ValueError(f"{device!r} has boot {max(numbers, key=numbers.count)} twice")
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         form = '{"DEVICE": {"boots": [{"boot": 1, "first": 1, "last": 7}, ...]}, ...}'
         raise Failure(f"{path}: {error}. It has to be JSON of the form {form}") from error
     return boards
