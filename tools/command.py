@@ -69,7 +69,7 @@ def named(command: str, *failures: type[Exception], status: int = 2) -> Callable
     Args:
         failures: further errors that are printed so.
     """
-    told: tuple[type[Exception], ...] = (Failure, OSError, *failures)
+    expected: tuple[type[Exception], ...] = (Failure, OSError, *failures)
 
     def decorated(main: Main) -> Main:
         @functools.wraps(main)
@@ -78,7 +78,7 @@ def named(command: str, *failures: type[Exception], status: int = 2) -> Callable
                 return main(argv)
             except BrokenPipeError:
                 raise  # see `ended`
-            except told as error:
+            except expected as error:
                 text = explained(error) if isinstance(error, OSError) else error
                 print(f"{command}: {text}", file=sys.stderr)
                 return status

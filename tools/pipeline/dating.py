@@ -60,7 +60,7 @@ def dated_query(
     """
     time_us, arrival_us = us.format("r.time"), us.format("r.arrival")
     return f"""
-WITH told AS (
+WITH with_source AS (
   SELECT r.*, c.offset_us, CASE
     WHEN {time_us} > {SET_SINCE_US} AND {time_us} < {arrival_us} + {AHEAD_US} AND (c.set_at IS NULL OR r.seq >= c.set_at)
     THEN 'clock' WHEN c.offset_us IS NOT NULL AND r.uptime IS NOT NULL THEN 'uptime' ELSE 'arrival' END AS dated_by
@@ -68,7 +68,7 @@ WITH told AS (
 )
 SELECT {", ".join(columns)}, CASE dated_by WHEN 'clock' THEN time WHEN 'uptime'
     THEN {moment.format("(offset_us + CAST(round(uptime * 1e6) AS bigint))")} ELSE arrival END AS taken, dated_by
-FROM told"""
+FROM with_source"""
 
 
 def clocks(ties: DataFrame) -> DataFrame:

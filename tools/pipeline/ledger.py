@@ -238,7 +238,7 @@ class _Reported:
         self.since = dict(zip(_life_keys(state, some).tolist(), some["since"].to_pylist(), strict=True))
         new = [self._first_numbers(events, event_keys >> BOOT_BITS)]
         self.ranges: dict[str, intervals.Intervals] = {}
-        told = _codes(_life_keys(state, given_up), given_up["lo"], given_up["hi"])
+        given = _codes(_life_keys(state, given_up), given_up["lo"], given_up["hi"])
         for reason in schemas.REASONS:
             column = whole(lives[f"{reason}_ranges"])
             of_range = np.repeat(of_row, pc.list_value_length(column).to_numpy())
@@ -248,7 +248,7 @@ class _Reported:
                 found = _codes(event_keys >> BOOT_BITS, events["doubt_first"], events["doubt_last"])
             else:
                 here = pc.equal(given_up["reason"], reason).to_numpy()
-                found = intervals.Intervals(told.lo[here], told.hi[here])
+                found = intervals.Intervals(given.lo[here], given.hi[here])
             outside = ~known.covers(*found)  # a board repeats a report until it is acknowledged
             new.append(intervals.Intervals(found.lo[outside], found.hi[outside]))
             self.ranges[reason] = known.joined(new[-1])

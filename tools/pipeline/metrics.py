@@ -45,10 +45,10 @@ class Metrics:
             "devices": gauge("devices", "Devices with a message in the tables."),
         }
         self.silent = gauge("silent_devices", "Silent devices at the last check.")
-        told = (
+        text = (
             "The last check: 0 if all messages are delivered once, 1 if not, -1 if it failed, NaN before the first one."
         )
-        self.status = gauge("verdict", told)
+        self.status = gauge("verdict", text)
         self.status.set(math.nan)
         self.proved = gauge("last_proof_timestamp_seconds", "When the last check was made (Unix time).")
         took = "How long a check took, with its report."

@@ -50,8 +50,8 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     options.seconds(parser, "--late-after", 0, "a longer delay counts as late", 60.0)
     parser.add_argument("--no-delta", action="store_true", help="do not update the tables' Delta logs")
     verdict.add_options(parser)
-    told = "with --follow: print the verdict and write the report at this interval, and on SIGUSR1; 0: only then"
-    options.seconds(parser, "--prove-every", 0, told, 600.0)
+    text = "with --follow: print the verdict and write the report at this interval, and on SIGUSR1; 0: only then"
+    options.seconds(parser, "--prove-every", 0, text, 600.0)
     parser.add_argument(
         "--metrics-port", type=number(int, 0, 65_535), default=0, help="a port for Prometheus metrics; 0: none"
     )

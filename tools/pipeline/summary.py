@@ -68,8 +68,8 @@ def of(audit: pa.Table) -> Summary:
         counts = np.bincount(octave, weights=pc.struct_field(flat, "messages").to_numpy())
         found["octaves"] = {str(n): int(count) for n, count in enumerate(counts) if count}
     # "not told" is a key in stored commits: with another one, the rows counted under it could not be subtracted.
-    told = pc.not_equal(audit["cause"], "")
-    found["causes"] = counts_of(pc.fill_null(pc.if_else(told, audit["cause"], "not told"), "not told"))
+    has_cause = pc.not_equal(audit["cause"], "")
+    found["causes"] = counts_of(pc.fill_null(pc.if_else(has_cause, audit["cause"], "not told"), "not told"))
     found["first_arrival_us"] = pc.min(audit["first_arrival"].cast(pa.int64())).as_py()
     found["last_arrival_us"] = pc.max(audit["last_arrival"].cast(pa.int64())).as_py()
     return found

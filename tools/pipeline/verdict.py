@@ -460,8 +460,8 @@ def print_audit(found: Verdict) -> None:
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options for `Expectations`."""
     parser.add_argument("--expected", help="a JSON file with the boards' own counters")
-    told = "a board that has sent nothing for this time is silent; 0: no board is (default: 10 of its mean intervals)"
-    options.seconds(parser, "--silent-after", 0, told)
+    text = "a board that has sent nothing for this time is silent; 0: no board is (default: 10 of its mean intervals)"
+    options.seconds(parser, "--silent-after", 0, text)
     parser.add_argument(
         "--as-of",
         choices=("newest", "now"),
