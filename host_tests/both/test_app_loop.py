@@ -54,6 +54,24 @@ def test_reboot_does_not_wait_for_its_reply_longer_than_five_seconds():
     broker.close()
 
 
+@pytest.mark.req("R5")
+def test_messages_in_doubt_are_reported_before_a_reboot():
+    application, broker = _with([Odd("a", 3)])
+    restarting(application.board)
+    application.board.network_up = lambda *arguments: False
+    application.read_what_is_due()  # waits, so that the doubt is not over
+    application.turn(0)
+    application._doubt_ms = application.uptime.ms() + 60000
+    application._on_in_doubt(1)
+    application._command(type("Message", (), {"payload": b'{"id": 1, "do": "reboot"}'}))
+    stored = application.journal.stored
+    application.uptime._ms += 5500
+    with pytest.raises(Restarted):
+        application.turn(0)
+    assert application.journal.stored == stored + 1
+    broker.close()
+
+
 @pytest.mark.req("B4", "P4")
 def test_restart_keeps_the_interval_of_a_command_and_a_lost_state_begins_a_new_life():
     broker = Loopback()
