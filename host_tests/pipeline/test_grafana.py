@@ -114,4 +114,4 @@ def test_panels_are_complete_and_do_not_overlap():
         if panel["type"] != "row":
             assert panel["title"]
             assert panel["description"].endswith((".", "?"))
-            assert all(target["expr"] for target in panel["targets"])
+            assert panel["targets"] and all(target["expr"] for target in panel["targets"])
