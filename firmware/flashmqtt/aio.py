@@ -8,7 +8,7 @@
             print(message.topic, message.payload)
 
 The client's own task reads, acknowledges and reconnects. It never waits for the program: a message that the program does not
-take yet goes into a bounded queue (`session/waiting.py`) and does not block the messages behind it.
+take yet goes into a bounded queue (`session/waiting.py`).
 """
 
 import asyncio
@@ -39,7 +39,7 @@ try:
     _loop()
 
     def _ready(link: "Any") -> "Any":
-        """Wait for the link's socket; return at once if it was closed before this runs."""
+        """Wait for the link's socket; return at once if it was closed."""
         sock = link.polled
         if sock is not None:
             queue = _core._io_queue
@@ -409,9 +409,9 @@ class Client:
     async def __anext__(self) -> "Message":
         """Return the next message; acknowledge the one that this task had before.
 
-        Several tasks may iterate: each message goes to one of them. `asyncio.wait_for(client.__anext__(), t)` counts as a task
-        of its own, whose message is acknowledged with the next call. `wait_for` can lose a message if its timeout ends when
-        the message arrives. So a message none of whose attributes were read within 50 ms is returned once more.
+        Several tasks may iterate: each message goes to one of them. Before CPython 3.12, `asyncio.wait_for(c.__anext__(), t)` is
+        a task of its own: its message is acknowledged with the next call, and lost if t ends when the message arrives. So a
+        message none of whose attributes were read within 50 ms is returned once more.
 
         Raises:
             StopAsyncIteration: the program disconnected.
@@ -771,5 +771,7 @@ def _result(task: "Any") -> "Any":
 
 def _print(error: "Any") -> None:
     """Pass an error to the event loop's exception handler."""
-    context = {"message": "flashmqtt: a handler failed", "exception": error, "future": asyncio.current_task()}
+    context = {"message": "flashmqtt: a handler failed", "exception": error}
+    if hasattr(asyncio, "core"):  # CPython would enter its context again
+        context["future"] = asyncio.current_task()
     asyncio.get_event_loop().call_exception_handler(context)

@@ -755,7 +755,7 @@ def test_piece_that_the_program_keeps_does_not_stop_reading_for_good(qos):
         broker.present = 1
         async with client(broker, buffer_bytes=128, chunks=True, unclaimed_s=0.1, response_s=0) as mqtt:
             broker.give(publish(b"a", bytes(300), qos, 1), *[pubrel(1)][: qos - 1])
-            message = await asyncio.wait_for(mqtt.__anext__(), PATIENCE_S)
+            message = await asyncio.create_task(mqtt.__anext__())
             assert (message.topic, message.offset, message.more) == ("a", 0, True)
             assert await mqtt.subscribe("b", 1, None, PATIENCE_S) == 1
             await until(lambda: mqtt.missed + mqtt.unclaimed == 1 and acknowledged(broker) == [1][:qos])
