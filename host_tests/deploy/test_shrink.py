@@ -294,8 +294,9 @@ def test_file_of_a_user_may_have_a_byte_order_mark_and_its_mistakes_are_named(tm
 def test_module_of_a_user_may_have_any_constant_and_one_nested_too_deeply_is_named():
     text = "from micropython import const\nBITS = const(1 << 100000)\nMASK = BITS - 1\n"
     assert shrunk({"board": text}, unchanged=("board",)).texts == {"board": text}
-    with pytest.raises(build.Failure, match="nested too deeply"):
-        build.shrunk({"board": "UNIT = " + "-" * 5000 + "1\n"})
+    for depth in (5000, 100_000)[sys.version_info >= (3, 12) :]:  # newer Pythons compile the first
+        with pytest.raises(build.Failure, match="nested too deeply"):
+            build.shrunk({"board": "UNIT = " + "-" * depth + "1\n"})
 
 
 def test_list_of_the_sensors_of_the_release_is_complete():

@@ -202,7 +202,7 @@ def shrunk(modules: Mapping[str, str]) -> Shrunk:
         return _shrunk(tuple(modules.items()))
     except SyntaxError as error:
         raise Failure(f"The files can't be built: {error.filename}: line {error.lineno}: {error.msg}") from error
-    except RecursionError as error:
+    except (RecursionError, MemoryError) as error:  # the latter is from the parser
         raise Failure(
             "The files can't be built: an expression of a sensor file or board.py is nested too deeply"
         ) from error
