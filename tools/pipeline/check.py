@@ -97,7 +97,9 @@ def full_check(spark: SparkSession, out: str) -> Checked:
     output = Output(out)
     commit = output.newest()
     files = sorted(commit.named_states.union(*(one.named for one in output.commits())))
-    names = spark.createDataFrame([(name,) for name in files], "name string").repartition(FILES_AT_ONCE)
+    names = spark.createDataFrame([(name,) for name in files], "name string").repartition(
+        min(len(files) or 1, FILES_AT_ONCE)
+    )
     names.mapInArrow(partial(_read, output.storage), "name string").count()
     tables = {name: output.read(spark, name) for name in ("readings", "events", "audit")}
     kept_from = output.kept_from()
