@@ -272,6 +272,19 @@ def reset():
 """
 
 
+def run_main(folder):
+    """Run the application with a folder's modules in place of its own."""
+    return subprocess.run(
+        [MICROPYTHON, "-m", "main"],
+        cwd=folder,
+        env={**os.environ, "MICROPYPATH": f".frozen:{folder}:{board_image()}"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
 @pytest.mark.parametrize(
     ("error", "status", "words"),
     [
@@ -284,15 +297,7 @@ def reset():
 def test_error_that_may_not_come_again_restarts_the_board(tmp_path, error, status, words):
     (tmp_path / "board.py").write_text(FAILING_BOARD % error)
     (tmp_path / "config.json").write_text('{"broker": "127.0.0.1"}')
-    ran = subprocess.run(
-        [MICROPYTHON, "-m", "main"],
-        cwd=tmp_path,
-        env={**os.environ, "MICROPYPATH": f".frozen:{tmp_path}:{board_image()}"},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    ran = run_main(tmp_path)
     assert ran.returncode == status and words in ran.stdout, ran.stdout + ran.stderr
 
 
@@ -301,15 +306,7 @@ def test_board_file_that_fails_once_does_not_end_the_program(tmp_path):
     (tmp_path / "board.py").write_text("raise OSError(5)")
     (tmp_path / "machine.py").write_text("def reset():\n    raise SystemExit(7)\n")
     (tmp_path / "time.py").write_text("def sleep(s):\n    print('sleep', s)\n")
-    ran = subprocess.run(
-        [MICROPYTHON, "-m", "main"],
-        cwd=tmp_path,
-        env={**os.environ, "MICROPYPATH": f".frozen:{tmp_path}:{board_image()}"},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    ran = run_main(tmp_path)
     assert ran.returncode == 7 and "restart: in 10 s; Ctrl-C gives the REPL\nsleep 10" in ran.stdout, ran.stdout
 
 
