@@ -9,6 +9,19 @@ from loopback import Loopback
 from test_app_worn import Asleep, Board, Facts, Odd, Restarted, _with, restarting, turns
 
 
+def _offline():
+    """Return an application without a network, whose reset raises `Restarted`, and its broker."""
+    application, broker = _with([Odd("a", 3)])
+    restarting(application.board)
+    application.board.network_up = lambda *arguments: False
+    return application, broker
+
+
+def _order(application, payload):
+    """Hand over a command."""
+    application._command(type("Message", (), {"payload": payload}))
+
+
 @pytest.mark.req("B4")
 def test_samples_that_an_outage_delayed_are_not_made_up_for():
     application, broker = _with([Odd("a", 3)], interval_ms=1000)
@@ -42,10 +55,8 @@ def test_client_stops_while_there_is_no_network_and_the_led_is_lit_while_there_i
 
 @pytest.mark.req("B4")
 def test_reboot_does_not_wait_for_its_reply_longer_than_five_seconds():
-    application, broker = _with([Odd("a", 3)])
-    restarting(application.board)
-    application.board.network_up = lambda *arguments: False
-    application._command(type("Message", (), {"payload": b'{"id": 1, "do": "reboot"}'}))
+    application, broker = _offline()
+    _order(application, b'{"id": 1, "do": "reboot"}')
     application.uptime._ms += 4000
     application.turn(0)
     application.uptime._ms += 1500
@@ -56,14 +67,12 @@ def test_reboot_does_not_wait_for_its_reply_longer_than_five_seconds():
 
 @pytest.mark.req("R5")
 def test_messages_in_doubt_are_reported_before_a_reboot():
-    application, broker = _with([Odd("a", 3)])
-    restarting(application.board)
-    application.board.network_up = lambda *arguments: False
+    application, broker = _offline()
     application.read_what_is_due()  # waits, so that the doubt is not over
     application.turn(0)
     application._doubt_ms = application.uptime.ms() + 60000
     application._on_in_doubt(1)
-    application._command(type("Message", (), {"payload": b'{"id": 1, "do": "reboot"}'}))
+    _order(application, b'{"id": 1, "do": "reboot"}')
     stored = application.journal.stored
     application.uptime._ms += 5500
     with pytest.raises(Restarted):
@@ -79,7 +88,7 @@ def test_restart_keeps_the_interval_of_a_command_and_a_lost_state_begins_a_new_l
     config = check({"broker": "127.0.0.1", "port": broker.port})
     state = Facts()
     application = Application(board, config, state)
-    application._command(type("Message", (), {"payload": b'{"id": 1, "do": "interval", "ms": 777}'}))
+    _order(application, b'{"id": 1, "do": "interval", "ms": 777}')
     assert "since" not in application.beginning()
     assert Application(board, config, state).interval_ms == 777
     application = Application(board, config, Facts())
