@@ -201,7 +201,9 @@ def test_commits_are_listed_once_unless_another_process_changes_a_log(batches, m
     same(batches.output)
 
 
-def test_log_statistics_bound_arrivals_and_name_no_device(batches):
+@pytest.mark.parametrize("last_us", [1_790_000_000_003_000, 253_402_300_799_999_999], ids=["2026", "end of 9999"])
+def test_log_statistics_bound_arrivals_and_name_no_device(batches, last_us):
+    batches.landing.arrival_us = last_us - 3000
     batches.take(1)
     (one, *_) = [one["add"] for one in actions(batches.output, "readings") if "add" in one]
     stats = json.loads(one["stats"])

@@ -37,6 +37,7 @@ PARTITIONS = [pa.field("day", pa.date32()), pa.field("batch", pa.int64())]
 """The tables' directories, day=YYYY-MM-DD/batch=N, as columns; the state's tables have none."""
 BATCH = "flashmqtt.batch"
 CONFIGURATION: dict[str, str | None] = {"delta.checkpointInterval": "20"}
+LAST_MOMENT = datetime.datetime.max.replace(tzinfo=datetime.UTC)
 TRIES = 8
 READERS = 8
 
@@ -271,5 +272,6 @@ def address(storage: Storage, name: str = "") -> str:
 
 
 def _milliseconds(moment: datetime.datetime, more_us: int) -> str:
-    rounded = moment + datetime.timedelta(microseconds=more_us)
+    more = datetime.timedelta(microseconds=more_us)
+    rounded = min(moment, LAST_MOMENT - more) + more
     return rounded.astimezone(datetime.UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
