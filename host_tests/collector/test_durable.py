@@ -29,6 +29,16 @@ def test_error_of_a_write_names_the_file(tmp_path):
     assert raised.value.filename == str(tmp_path / "file")
 
 
+def test_error_of_syncing_the_folder_names_the_file(tmp_path, monkeypatch):
+    def failing(_):
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(durable, "sync_directory", failing)
+    with pytest.raises(OSError) as raised, durable.replacing(tmp_path / "file"):
+        pass
+    assert raised.value.filename == str(tmp_path / "file")
+
+
 @pytest.mark.parametrize("sync", [True, False])
 def test_content_and_name_are_synced_only_if_asked_for(tmp_path, monkeypatch, sync):
     order = []

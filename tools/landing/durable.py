@@ -36,6 +36,8 @@ def replacing(
             if sync:
                 os.fsync(file.fileno())
         temporary.replace(path)
+        if sync:
+            sync_directory(path.parent)
     except BaseException as error:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
@@ -44,8 +46,6 @@ def replacing(
             if is_write or error.filename == str(temporary):
                 error.filename = str(path)
         raise
-    if sync:
-        sync_directory(path.parent)
 
 
 def sync_directory(directory: Path) -> None:
