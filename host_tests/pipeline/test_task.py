@@ -1,6 +1,9 @@
 """A task's work on its bucket, without Spark: generated fleets with planted faults, whole and split into batches."""
 
+import gc
 import random
+import resource
+import sys
 from collections import Counter
 from itertools import pairwise
 
@@ -306,6 +309,33 @@ def test_segment_of_another_writer_may_have_other_types_and_another_order(local,
     pq.write_table(rows.select([field.name for field in fields]).cast(pa.schema(fields)), path)
     commit = once(local, str(landing.directory), str(tmp_path / "out"), 2)
     assert (commit.rows, commit.last_arrival_us) == ({"readings": 1, "prints": 1}, {})
+
+
+@pytest.mark.parametrize("last", ["prints", "state/lives"])
+def test_full_disk_is_one_error_and_leaves_no_temporary_file(local, landing, tmp_path, monkeypatch, last):
+    """Python would print a traceback for each file that is left open."""
+    for device in "ad":
+        landing.message(device, 1, 1)
+    landing.seal()
+    ignored = []
+    monkeypatch.setattr(sys, "unraisablehook", ignored.append)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    written = Storage.create
+
+    def create(storage, name, **more):
+        if name.startswith(last):
+            resource.setrlimit(resource.RLIMIT_FSIZE, (10, before[1]))
+        return written(storage, name, **more)
+
+    monkeypatch.setattr(Storage, "create", create)
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            once(local, str(landing.directory), str(tmp_path / "out"), 2)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    gc.collect()
+    assert ignored == []
+    assert not list(tmp_path.rglob(".*.tmp"))
 
 
 def test_lost_segment_can_be_replaced_by_an_empty_one(landing, tmp_path):

@@ -14,6 +14,7 @@ import json
 import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -118,6 +119,7 @@ def run(
             _write_settled(writers, state_files, made)
             if plain_sums:
                 _add_plain(writers, state_files, sums, plain_sums, found_plain)
+            writers.close()
     return [*writers.done, Done(bucket, "summary", "", 0, json.dumps(sums))]
 
 
@@ -265,16 +267,14 @@ class _Writers:
             self._finish(key)
 
     def _finish(self, key: tuple[str, str]) -> None:
-        file, context, writer, count = self.open.pop(key)
+        file, context, writer, count = self.open[key]
         writer.close()
         context.__exit__(None, None, None)
+        del self.open[key]
         self.done.append(Done(self.bucket, key[0], file, count))
 
-    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
-        if kind is None:
-            self.close()
-            return
-        for _, context, writer, _ in self.open.values():
-            with suppress(OSError):  # the disk is full
-                writer.close()  # otherwise its end would complain about the closed file
-            context.__exit__(kind, error, trace)
+    def __exit__(self, *error: Any) -> None:
+        for _, context, writer, _ in self.open.values():  # the files that an error left incomplete
+            for end in (writer.close, partial(context.__exit__, *error)):
+                with suppress(OSError):  # the disk is full
+                    end()
