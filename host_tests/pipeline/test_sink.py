@@ -265,6 +265,26 @@ def test_sink_continues_after_the_disk_was_full_when_its_file_was_made(tables, t
     assert_same(to, tables.output)
 
 
+CREATE = """
+import resource, signal, sys
+from tools.pipeline.sink import open_sink
+signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), resource.RLIM_INFINITY))
+open_sink(sys.argv[1])
+"""
+"""Makes a database; a write behind a position kills the process."""
+
+
+@pytest.mark.req("P3")
+@pytest.mark.parametrize("size", [0, 4096, 8192])
+def test_sink_killed_while_its_file_is_made_continues(tables, tmp_path, size):
+    to = str(tmp_path / "readings.duckdb")
+    assert subprocess.run([sys.executable, "-c", CREATE, to, str(size)]).returncode == -signal.SIGXFSZ
+    update(to, tables.output)
+    assert_same(to, tables.output)
+    assert [path.name for path in tmp_path.iterdir() if "duckdb" in path.name] == ["readings.duckdb"]
+
+
 @pytest.mark.req("P7")
 @pytest.mark.parametrize("table", ["boots", "dated", "position"])
 def test_table_of_another_program_is_named_and_not_changed(to, tables, table):

@@ -28,6 +28,7 @@ class DuckSink(Sink):
     def __init__(self, path: Path):
         # The target of a link, because `forget` replaces the file.
         self.path, self.where = path.resolve(), str(path)
+        self._anew = self.path.with_name(f".{self.path.name}.anew")
         self._open()
 
     def _open(self) -> None:
@@ -37,11 +38,14 @@ class DuckSink(Sink):
             raise SinkError(f"{self.path} is a folder: give a file in it, such as {self.path / 'readings.duckdb'}")
         is_new = not self.path.exists()
         try:
+            if is_new:  # under another name, because DuckDB can't open the part that a kill or a full disk leaves
+                self._anew.unlink(missing_ok=True)
+                duckdb.connect(str(self._anew)).close()
+                self._anew.replace(self.path)
             self._connection = duckdb.connect(str(self.path), config={"threads": 2})
         except self.error as error:
             text = first_line(error)
-            if is_new:  # a full disk: DuckDB can't open the part that it has written
-                self.path.unlink(missing_ok=True)
+            self._anew.unlink(missing_ok=True)
             if "lock" in text:
                 raise SinkError(f"{self.path} is open in another program: close it there") from None
             raise SinkError(
@@ -63,7 +67,7 @@ class DuckSink(Sink):
                 self._connection.unregister("incoming")
 
     def _rewrite(self) -> None:
-        anew = self.path.with_name(f".{self.path.name}.anew")
+        anew = self._anew
         anew.unlink(missing_ok=True)
         own = self._run("SELECT current_database()")[0][0].replace('"', '""')
         quoted = str(anew).replace("'", "''")
