@@ -196,6 +196,23 @@ def test_shared_subscription_outlasts_a_restart_of_the_broker(tmp_path):
         assert collector.end() == 0, collector.said
 
 
+@pytest.mark.req("P1")
+@in_a_loop
+async def test_log_is_sealed_at_its_age_also_while_the_disk_is_full(tmp_path, monkeypatch):
+    """A small log, too: its segment is shorter, and segments in the tables can be deleted."""
+    async with collecting(tmp_path, reserve_bytes=1000) as (broker, collector):
+        await broker.accept()
+        await broker.exchange(publish(b"1", 1, 10), ack(PUBACK, 10))
+        monkeypatch.setattr(collector.store, "free_bytes", lambda: 999)
+        broker.send(publish(b"2", 1, 11))
+        await until_async(lambda: collector.health.stalled._value.get() == 1)
+        assert collector.store.closed == []
+        collector.store.first_row_at -= 3600
+        await until_async(lambda: payloads(tmp_path) == [b"1", b"2"])
+        assert await broker.packet() == ack(PUBACK, 11)
+        assert collector.health.free_bytes._value.get() == 999
+
+
 @pytest.mark.req("P1", "Q3")
 @in_a_loop
 async def test_puback_is_sent_only_after_the_sync_and_in_order(tmp_path, monkeypatch):

@@ -479,6 +479,7 @@ class Collector:
                     raise
                 if self.store.log_bytes >= FULL_DISK_ROTATE_BYTES:
                     self._rotate()  # frees space: a segment is much smaller than its log
+                self._check_segment()
                 await self._sleep(STALLED_RETRY_S)
             else:
                 break

@@ -267,7 +267,9 @@ class LandingStore:
         """
         needed = self._reserve_bytes + self._log.pending_bytes
         if self._reserve_bytes and self._log.pending_bytes and self.free_bytes() < needed:
-            raise DiskFull(f"less than {self._reserve_bytes >> 20} MB are free for {self.directory}")
+            raise DiskFull(
+                f"less than {self._reserve_bytes >> 20} MB are free for {self.directory}: delete something, or lower --reserve-mb"
+            )
         self._log.sync()
 
     flush = sync
