@@ -48,13 +48,15 @@ def put_main(device: Device, folder: Path, text: str) -> None:
     [("pico_w", "rp2", "Raspberry Pi Pico W with RP2040"), ("esp32", "esp32", "Generic ESP32 module with ESP32")],
 )
 @pytest.mark.req("B3")
-def test_new_board_has_its_modules_and_an_empty_file_system(tmp_path, board, port, name):
+def test_new_board_has_its_modules_an_empty_file_system_and_no_time_zone(tmp_path, monkeypatch, board, port, name):
+    monkeypatch.setenv("TZ", "Asia/Kolkata")  # this machine's
     with Device(tmp_path, board) as device:
         script = (
-            f"import sys, os, machine, network, {port}\n"
-            "print(sys.platform, sys.implementation._machine, os.listdir('/'), sep='|')"
+            f"import sys, os, time, machine, network, {port}\n"
+            "print(sys.platform, sys.implementation._machine, os.listdir('/'), sep='|')\n"
+            "print(time.mktime((2026, 1, 1, 0, 0, 0, 0, 0)))"
         )
-        assert mpremote(device, "exec", script).strip() == f"{port}|{name}|[]"
+        assert mpremote(device, "exec", script).split("\n") == [f"{port}|{name}|[]", "1767225600", ""]
 
 
 @pytest.mark.req("B3")
@@ -283,7 +285,6 @@ def test_second_board_in_one_folder_is_refused_and_one_in_another_folder_has_ano
     assert len(ids[0]) == len(ids[1]) == 16 and ids[0] != ids[1]
 
 
-@pytest.mark.req("B3")
 @pytest.mark.req("B3")
 def test_folder_of_another_kind_of_board_is_named(tmp_path):
     folder = tmp_path / "my board"

@@ -83,6 +83,7 @@ class Device:
         directory.mkdir(parents=True, exist_ok=True)
         self._environment = {
             **os.environ,
+            "TZ": "UTC",  # a board knows no time zone
             "MICROPYPATH": f"{ROOT}:{ROOT / 'firmware'}",
             "FLASHMQTT_BOARD": board,
             "FLASHMQTT_WIFI": wifi,
