@@ -40,7 +40,7 @@ _BLINK_MS = const(250)
 _NETWORK_MS = const(500)
 _NETWORK_RETRY_MS = const(20000)  # after an error
 _CLOCK_PATIENCE_MS = const(30000)
-_TLS_WATCHDOG_S = const(8)
+_WATCHDOG_LEAST_S = const(8)
 _ERROR_CHARACTERS = const(99)  # of a sensor's error
 _ATTEMPTS = const(6)  # of a command: a full store has half a minute to get room
 
@@ -69,9 +69,8 @@ class Application:
         self.config = config
         self._feed = None
         if config["watchdog_s"]:
-            # A step of a TLS handshake takes seconds on a slow chip.
-            least_s = _TLS_WATCHDOG_S if config["tls"] else 0
-            self._feed = board.watchdog(max(config["watchdog_s"], least_s) * 1000)
+            # The radio's start and a step of a TLS handshake take seconds.
+            self._feed = board.watchdog(max(config["watchdog_s"], _WATCHDOG_LEAST_S) * 1000)
         self.uptime = Uptime()
         self.state = State() if state is None else state
         self.cause = board.reset_cause()

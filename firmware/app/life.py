@@ -4,8 +4,8 @@ The journal counts sequence numbers and boots. With a new journal (a wiped flash
 both begin again at 1, and the receiver would take new messages for duplicates of old ones. So a new life begins with an empty
 journal, and its number is durable before the first message is stored. It is kept in the state file beside the journal. If only
 that file is lost, or the device id has changed, a new life begins in the middle of the journal's numbers. Then `since` has its
-first number, because the earlier numbers are of another life, or of another id. A new life also discards the last command,
-whose reply has a number of the old life.
+first number, because the earlier numbers are of another life, or of another id. A new life also discards what has a number of
+the old life: the last command, whose reply has one, and the notes about drops and worn flash.
 
 It knows neither the journal nor MQTT.
 """
@@ -37,7 +37,7 @@ def life_of(state, stored, device, random_bytes=None):
     life = int.from_bytes(random_bytes(4), "big") >> 2 or 1
     since = stored + 1
     try:
-        state.save(life=life, since=since, device=device, intent=intent, dropped_from=None)
+        state.save(life=life, since=since, device=device, intent=intent, dropped_from=None, worn=None)
     except OSError as error:
         print("state:", error)
         return 0, 0

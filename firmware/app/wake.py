@@ -18,8 +18,6 @@ def wake(application):
         for sensor in group.sensors:
             application._records[id(sensor)] = application._read(sensor)
     if None in application._records.values():  # such a sensor has only started its first measurement
-        if application._feed:
-            application._feed()
         sleep(_CONVERSION_MS / 1000)
     for group in application.groups:
         if application.publish("readings", max(1, group.qos), application.sample(group), labels):

@@ -18,8 +18,7 @@ def restart(application, error):
         error: the `StoreWorn`, which is raised if the board does not restart.
     """
     stored = application.journal.stored
-    # A new journal begins to count at 1.
-    if abs(stored - application.state.get("worn", -_LEAST)) < _LEAST:
+    if stored - application.state.get("worn", -_LEAST) < _LEAST:
         raise error
     try:
         application.state.save(worn=stored)

@@ -66,14 +66,14 @@ def intent(seq):
 
 
 @pytest.mark.req("P4", "Q4")
-def test_new_life_forgets_the_finished_command_of_the_old_one():
+def test_new_life_forgets_what_has_numbers_of_the_old_one():
     state = Facts()
     life_of(state, 0, "a", numbers(40))
-    state.save(intent=intent(7), done=["x"])
-    assert life_of(state, 9, "a", numbers()) == (10, 1) and state["intent"]["seq"] == 7
+    state.save(intent=intent(7), done=["x"], dropped_from=3, worn=5)
+    assert life_of(state, 9, "a", numbers()) == (10, 1) and state["intent"]["seq"] == 7 and state["worn"] == 5
     # The journal was wiped. Without this its command would run again when the new journal has 6 messages at a start.
     assert life_of(state, 0, "a", numbers(80)) == (20, 1)
-    assert not state.get("intent") and state["done"] == ["x"]
+    assert state["done"] == ["x"] and [state.get(name) for name in ("intent", "dropped_from", "worn")] == [None] * 3
 
 
 @pytest.mark.req("P4", "Q4")

@@ -6,7 +6,7 @@ from app.application import Application
 from app.configuration import check
 from app.health import records
 from loopback import Loopback
-from test_app_worn import Asleep, Board, Facts, Odd, Restarted, _with, restarting, turns
+from test_app_worn import Board, Facts, Odd, Restarted, _with, fall_asleep, restarting, turns
 
 
 def _offline():
@@ -112,16 +112,22 @@ def test_sleeping_board_publishes_its_health_about_every_health_s():
     broker = Loopback()
     board = Board(broker)
     board.sensors = lambda: [Odd("a", 3)]
-
-    def sleep(ms):
-        raise Asleep
-
-    board.sleep = sleep
     settings = {"broker": "127.0.0.1", "port": broker.port, "sleep_s": 600, "health_s": 1200, "watchdog_s": 8}
     state = Facts()
     for _ in range(4):
-        with pytest.raises(Asleep):
-            Application(board, check(settings), state).run()
+        fall_asleep(Application(board, check(settings), state))
     broker()
     assert len([one for one in broker.of(3) if b"/health" in one[:30]]) == 2
+    broker.close()
+
+
+@pytest.mark.parametrize("settings", [(1, 8), (8, 8), (30, 30)])
+@pytest.mark.req("B4")
+def test_watchdog_waits_at_least_8_seconds(settings):
+    broker = Loopback()
+    board = Board(broker)
+    found = []
+    board.watchdog = lambda ms: found.append(ms) or broker
+    Application(board, check({"broker": "127.0.0.1", "port": broker.port, "watchdog_s": settings[0]}), Facts())
+    assert found == [settings[1] * 1000]
     broker.close()

@@ -228,6 +228,16 @@ def test_dropped_messages_are_listed_at_once_if_the_note_about_them_can_not_be_s
     assert application.outcomes.handle == application.journal.stored
 
 
+@pytest.mark.req("S5", "R5")
+def test_note_about_a_first_drop_that_the_power_cut_prevented_lists_nothing():
+    board = Board(lambda: None)
+    state = Facts()
+    settings = check({"broker": "127.0.0.1"})
+    Application(board, settings, state).publish("readings", 1, [])
+    state["dropped_from"] = 1
+    assert Application(board, settings, state).outcomes is None
+
+
 class Refusing(Loopback):
     """A level 5 broker that refuses the messages of some topics."""
 

@@ -25,7 +25,10 @@ class Facts(dict):
     """A state without a file."""
 
     def save(self, **changes):
-        self.update(changes)
+        for name, value in changes.items():
+            self.pop(name, None)
+            if value is not None:
+                self[name] = value
 
 
 class Sensor:
@@ -101,7 +104,7 @@ def test_board_with_worn_flash_delivers_what_is_stored_and_restarts_once_in_100_
     broker = Loopback()
     board = restarting(Board(broker))
     settings = {"broker": "127.0.0.1", "port": broker.port, "interval_ms": 10, "health_s": 0, "watchdog_s": 8}
-    state = Facts()
+    state = Facts(worn=5000)  # of an older journal, whose numbers were higher
     application = Application(board, check(settings), state)
     for _ in range(9):
         application.publish("readings", 1 + application.journal.stored % 2, application.sample(application.groups[0]))
@@ -511,10 +514,8 @@ class Asleep(Exception):
     """Raised instead of a deep sleep."""
 
 
-@pytest.mark.req("B1", "B5")
-def test_wake_waits_for_the_first_measurement_and_announces_its_topic():
-    slow, quick = Slow(), Odd("quick", 7)
-    application, broker = _with([slow, quick, Odd("gone", None)], sleep_s=600, watchdog_s=8, discovery="homeassistant")
+def fall_asleep(application):
+    """Run a board that sleeps until it does."""
 
     def sleep(ms):
         raise Asleep
@@ -522,6 +523,13 @@ def test_wake_waits_for_the_first_measurement_and_announces_its_topic():
     application.board.sleep = sleep
     with pytest.raises(Asleep):
         application.run()
+
+
+@pytest.mark.req("B1", "B5")
+def test_wake_waits_for_the_first_measurement_and_announces_its_topic():
+    slow, quick = Slow(), Odd("quick", 7)
+    application, broker = _with([slow, quick, Odd("gone", None)], sleep_s=600, watchdog_s=8, discovery="homeassistant")
+    fall_asleep(application)
     broker()
     sent = broker.of(3)
     readings = b"".join([one for one in sent if b"flashmqtt/dev/readings" in one[:30]])
@@ -742,28 +750,82 @@ def test_time_that_the_board_can_not_set_dates_the_messages_and_does_not_end_the
     broker.close()
 
 
-@pytest.mark.parametrize("ntp", ["", "127.0.0.1:9"])
-@pytest.mark.req("B4", "B5")
-def test_sleeping_board_with_tls_connects_although_no_time_server_answers(ntp):
+def _with_tls(**settings):
+    """Return an application that would use TLS, and its broker, which does not."""
     tls = type("tls", (), {"context": staticmethod(lambda *files: None)})
     known = sys.modules.get("flashmqtt.tls")
     sys.modules["flashmqtt.tls"] = tls
     try:
-        application, broker = _with(
-            [Odd("a", 3)], tls="ca.pem", ntp=ntp, sleep_s=600, awake_s=4, health_s=0, watchdog_s=8
-        )
+        return _with([Odd("a", 3)], tls="ca.pem", health_s=0, watchdog_s=8, **settings)
     finally:
         del sys.modules["flashmqtt.tls"]
         if known:
             sys.modules["flashmqtt.tls"] = known
 
-    def sleep(ms):
-        raise Asleep
 
-    application.board.sleep = sleep
-    with pytest.raises(Asleep):
-        application.run()
+@pytest.mark.parametrize("ntp", ["", "127.0.0.1:9"])
+@pytest.mark.req("B4", "B5")
+def test_sleeping_board_with_tls_connects_although_no_time_server_answers(ntp):
+    application, broker = _with_tls(ntp=ntp, sleep_s=600, awake_s=4)
+    fall_asleep(application)
     assert broker.connects == 1 and application.client.pending == 0
+    broker.close()
+
+
+class Time:
+    """A time server that answers in the third turn with a connection; `early`: in the first turn, without one."""
+
+    waiting = True
+    known_ms = None
+
+    def __init__(self, application, early):
+        self.clock: list = []
+        application.board.set_clock = self.clock.append
+        self.application = application
+        self.turns = 2 if early else 0
+        self.early = early
+
+    def unix_ms(self):
+        return self.known_ms
+
+    def turn(self):
+        if self.waiting and (self.early or (self.application.client.connected and not self.application.client.pending)):
+            self.turns += 1
+            self.application.uptime._ms += 400  # longer than a wake listens for commands
+            if self.turns == 3:
+                self.waiting = False
+                self.known_ms = 1795000000000
+                return True
+        return False
+
+
+@pytest.mark.req("B4", "B5")
+def test_wake_does_not_end_before_the_answer_of_the_time_server():
+    application, broker = _with([Odd("a", 3)], sleep_s=600, awake_s=20, health_s=0, watchdog_s=8)
+    application.time = time = Time(application, early=False)
+    fall_asleep(application)
+    assert time.clock == [1795000000]
+    broker.close()
+
+
+@pytest.mark.req("B4")
+def test_board_with_tls_connects_as_soon_as_it_knows_the_time():
+    application, broker = _with_tls(ntp="127.0.0.1:9")
+    application.time = time = Time(application, early=True)
+    turns(application, lambda: broker.connects)
+    assert time.clock == [1795000000]
+    application.client.link.stop()
+    broker.close()
+
+
+@pytest.mark.req("B4")
+def test_board_with_tls_waits_30_seconds_for_the_time():
+    application, broker = _with_tls(ntp="127.0.0.1:9")
+    for passed_ms, connects in ((0, False), (29000, False), (2000, True)):
+        application.uptime._ms += passed_ms
+        application.turn(0)
+        assert application._online == connects
+    application.client.link.stop()
     broker.close()
 
 
