@@ -15,7 +15,7 @@ from tools.proof.faults.cases import Case, Outcome, Wire, judge, places_of
 from tools.proof.faults.peer import Peer
 from tools.proof.faults.runner import HEAP, run_cases
 from tools.proof.faults.suites import FULL, SHORT, find
-from tools.proof.program import holds
+from tools.proof.program import Program, holds
 from tools.proof.proxy import Cut, Proxy, Seen
 from tools.proof.tally import Tally
 
@@ -63,7 +63,9 @@ def test_window_of_8_with_journal_fits_the_full_runs_heap():
 @pytest.mark.req("S1", "S2", "Q1", "Q2", "Q3", "Q4", "Q6", "B4")
 @pytest.mark.parametrize("level", [4, 5])
 def test_board_killed_at_random_neither_loses_nor_repeats_messages(level):
-    verdict = asyncio.run(power.run_case(power.Case(level, 12, seed=level)))
+    verdicts = []
+    asyncio.run(power.run_cases([power.Case(level, 12, seed=level)], 1, verdicts.append))
+    (verdict,) = verdicts
     assert verdict.problems == []
     assert verdict.kills == 12
     assert verdict.published == 12 * power.MESSAGES_A_KILL
@@ -83,7 +85,7 @@ def test_board_waits_while_its_journal_is_full(tmp_path):
         proxy.refuse("full")
         await proxy.start()
         told = power.Verdict(case=power.Case(4, 40, 0))  # 480 messages, more than its flash can hold
-        board = power.Board(tmp_path / "board", proxy.port, told)
+        board = power.Board(Program("mpy", tmp_path, power.HEAP), tmp_path / "board.flash", proxy.port, told)
         living = await board.on()
         try:
             await until(lambda: board.was_full, living)

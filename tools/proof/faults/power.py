@@ -8,21 +8,20 @@ after its handler ran: no client can know whether the application has used it. S
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 import re
-import tempfile
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tools.broker import Broker
 from tools.flashsim.tear import tear
 from tools.proof.device import END
+from tools.proof.faults import runner
 from tools.proof.faults.cases import Verdict as Reported
 from tools.proof.faults.cases import compared
-from tools.proof.faults.peer import Peer
-from tools.proof.faults.runner import settings
+from tools.proof.faults.runner import Worker, settings
 from tools.proof.program import BoardFailed, Program, ProgramEnded, holds
 from tools.proof.proxy import Proxy
 
@@ -42,6 +41,7 @@ SENT_A_KILL = 4  # sent to the board
 EARLY = 0.2  # the share of kills while the board starts
 BOOT_S = 20.0
 END_S = 60.0
+_serial = itertools.count(1)
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,7 @@ class Case:
     level: int
     kills: int
     seed: int
+    interpreter = "mpy"
 
     def __str__(self) -> str:
         return f"power/{self.level}/{self.kills}/{self.seed}"
@@ -102,14 +103,14 @@ class Board:
         was_full: its journal refused a message.
     """
 
-    def __init__(self, directory: Path, port: int, told: Verdict):
-        directory.mkdir()
+    def __init__(self, program: Program, flash: Path, port: int, told: Verdict):
         self.told = told
         self.was_full = False
-        self._flash = directory / "flash.bin"
-        self._program = Program("mpy", directory, HEAP)
+        self.name = flash.stem
+        self._flash = flash
+        self._program = program
         self._program.note = self._note
-        self._settings = settings("board", port, told.case.level, self._flash, **SETTINGS)
+        self._settings = settings(self.name, port, told.case.level, flash, **SETTINGS)
         self._ended: set[int] = set()  # the QoS of the peer's last messages that were received
 
     def _note(self, kind: str, words: list[Any]) -> None:
@@ -135,9 +136,9 @@ class Board:
         """
         self.told.published = await self._program.do("count")
         self.told.boots += 1
-        steps: list[tuple[Any, ...]] = [("subscribe", "board/in", 2), ("start",)]
+        steps: list[tuple[Any, ...]] = [("subscribe", f"{self.name}/in", 2), ("start",)]
         for number in range(self.told.published + 1, self.told.case.kills * MESSAGES_A_KILL + 1):
-            steps.append(("publish", "board/out", [number], (2, 1), 1 + number % 90, False))
+            steps.append(("publish", f"{self.name}/out", [number], (2, 1), 1 + number % 90, False))
             steps += [("idle",)] if not number % 8 else []
         await asyncio.gather(*[self._program.do(*step) for step in steps])
         # There is a last message of each QoS, because a message at QoS 1 may overtake one at QoS 2, which takes two round trips.
@@ -151,63 +152,57 @@ class Board:
         return tear(self._flash, f"{self._flash}.intent", rng)
 
 
-async def run_cases(cases: Iterable[Case], _workers: int, report: Callable[[Verdict], object]) -> None:
+async def run_cases(cases: Iterable[Case], _workers: int, report: Callable[[Verdict], Any]) -> None:
     """Run cases one at a time, because other load would shift the moments of the kills; report each verdict."""
-    for case in cases:
-        report(await run_case(case))
+    await runner.run_cases(cases, 1, report, HEAP, run_case)
 
 
-async def run_case(case: Case) -> Verdict:
+async def run_case(worker: Worker, case: Case) -> Verdict:
     """Run one case; return the verdict."""
     verdict = Verdict(case=case)
     rng = random.Random(case.seed)
     kills = case.kills
     count = kills * MESSAGES_A_KILL
-    with (
-        tempfile.TemporaryDirectory(prefix="flashmqtt-power-") as scratch,
-        Broker(Path(scratch) / "broker", kind="mosquitto", extra="autosave_on_changes false") as broker,
-    ):
-        peer = await Peer(broker.port, "peer").start()
-        await peer.subscribe("board/out")
-        proxy = Proxy(broker.port, rng)
-        await proxy.start()
-        board = Board(Path(scratch) / "board", proxy.port, verdict)
-        living = await board.on()
-        try:
-            for number in range(1, kills + 1):
-                if rng.random() < EARLY:  # during a start
-                    await asyncio.wait({living}, timeout=rng.uniform(0, 0.25))
-                else:
-                    await holds(lambda: living.done() or verdict.published >= count * number // (kills + 1), BOOT_S)  # noqa: B023
-                    await asyncio.sleep(rng.uniform(0, 0.05))
-                if living.done():
-                    break  # the program ended by itself
-                proxy.refuse("power")
-                proxy.cut()  # bytes in flight are lost with the power
-                verdict.torn += await board.off(rng)
-                verdict.kills += 1
-                await asyncio.gather(living, return_exceptions=True)
-                proxy.admit("power")
-                living = await board.on()
-                for _ in range(SENT_A_KILL if verdict.delivered else 0):  # else the broker does not know its session
-                    verdict.sent += 1
-                    peer.send("board/in", f"{verdict.sent};".encode(), 2 - verdict.sent % 2)
-            for qos in (1, 2):
-                peer.send("board/in", END.encode(), qos)
-            async with asyncio.timeout(END_S):
-                await living
-            marker = peer.send("board/out", b"0;", 1)
-            await holds(lambda: b"0;" in peer.received["board/out"], 5)
-            await marker
-        except (BoardFailed, ProgramEnded, TimeoutError) as failed:
-            verdict.problems.append(f"the board is not done: {failed!r}")
-            return verdict
-        finally:
-            await board.off(rng)
+    peer = await worker.peer("mosquitto")
+    proxy = await Proxy(peer.port, rng).start()
+    board = Board(worker.program("mpy"), worker.directory / f"p{next(_serial)}.flash", proxy.port, verdict)
+    inward, outward = f"{board.name}/in", f"{board.name}/out"
+    await peer.subscribe(outward)
+    living = await board.on()
+    try:
+        for number in range(1, kills + 1):
+            if rng.random() < EARLY:  # during a start
+                await asyncio.wait({living}, timeout=rng.uniform(0, 0.25))
+            else:
+                await holds(lambda: living.done() or verdict.published >= count * number // (kills + 1), BOOT_S)  # noqa: B023
+                await asyncio.sleep(rng.uniform(0, 0.05))
+            if living.done():
+                break  # the program ended by itself
+            proxy.refuse("power")
+            proxy.cut()  # bytes in flight are lost with the power
+            verdict.torn += await board.off(rng)
+            verdict.kills += 1
             await asyncio.gather(living, return_exceptions=True)
-            await proxy.stop()
-            await peer.stop()
-    _judge(verdict, [int(body.split(b";")[0]) for body in peer.received["board/out"][:-1]])
+            proxy.admit("power")
+            living = await board.on()
+            for _ in range(SENT_A_KILL if verdict.delivered else 0):  # else the broker does not know its session
+                verdict.sent += 1
+                peer.send(inward, f"{verdict.sent};".encode(), 2 - verdict.sent % 2)
+        for qos in (1, 2):
+            peer.send(inward, END.encode(), qos)
+        async with asyncio.timeout(END_S):
+            await living
+        marker = peer.send(outward, b"0;", 1)
+        await holds(lambda: b"0;" in peer.received[outward], 5)
+        await marker
+    except (BoardFailed, ProgramEnded, TimeoutError) as failed:
+        verdict.problems.append(f"the board is not done: {failed!r}")
+        return verdict
+    finally:
+        await board.off(rng)
+        await asyncio.gather(living, return_exceptions=True)
+        await proxy.stop()
+    _judge(verdict, [int(body.split(b";")[0]) for body in peer.received[outward][:-1]])
     return verdict
 
 

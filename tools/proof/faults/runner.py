@@ -119,7 +119,8 @@ class Worker:
             self._programs[interpreter] = Program(interpreter, self.directory, self._heap)
         return self._programs[interpreter]
 
-    def _broker(self, kind: str) -> Broker:
+    def broker(self, kind: str) -> Broker:
+        """Return the broker of this kind, started."""
         if kind in _OWN_BROKER and kind not in self._own:
             self._own[kind] = Broker(self.directory / kind, kind="mosquitto").start()
         elif kind not in _OWN_BROKER and kind not in self._shared:
@@ -127,9 +128,10 @@ class Worker:
             self._shared[kind] = Broker(self.directory.parent / kind, kind=kind, extra=extra).start()
         return self._own[kind] if kind in _OWN_BROKER else self._shared[kind]
 
-    async def _peer(self, kind: str) -> Peer:
+    async def peer(self, kind: str) -> Peer:
+        """Return its peer at the broker of this kind, connected."""
         if kind not in self._peers:
-            port = self._broker(kind).port
+            port = self.broker(kind).port
             self._peers[kind] = await Peer(port, f"peer{next(_serial)}", clean=kind not in _OWN_BROKER).start()
         return self._peers[kind]
 
@@ -139,7 +141,7 @@ class Worker:
         Mosquitto acknowledges a message before it writes it. A kill in between would lose messages without a fault of a client,
         and what the peer and the broker finish after the writing would come twice.
         """
-        peer = await self._peer(case.broker)
+        peer = await self.peer(case.broker)
         proxy.refuse("kill")
         peer.wait()
         await asyncio.sleep(QUIET_S)
@@ -155,8 +157,8 @@ class Worker:
 
     async def run(self, case: Case) -> Outcome:
         """Run one case."""
-        broker = self._broker(case.broker)
-        peer = await self._peer(case.broker)
+        broker = self.broker(case.broker)
+        peer = await self.peer(case.broker)
         peer.begin()
         outcome = Outcome(case=case)
         name = f"c{next(_serial)}"
