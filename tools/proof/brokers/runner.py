@@ -22,13 +22,22 @@ from tools.proof.brokers.kinds import KINDS, PASSWORD, Certificate, Kind
 from tools.proof.brokers.scenarios import SCENARIOS, Scenario
 from tools.proof.device import ANSWER_S, TURN_MS, body
 from tools.proof.faults.peer import Peer
+from tools.proof.faults.runner import settings
 from tools.proof.program import BoardFailed, Program, ProgramEnded, holds
 from tools.proof.proxy import Proxy
 
 FACES = ("client", "aio")
 INTERPRETERS = ("cpy", "mpy")
-SECTORS = 64
-KEEP_ALIVE_S = 30
+SETTINGS = {
+    "password": PASSWORD,
+    "takes_all": False,
+    "sectors": 64,
+    "pause_ms": TURN_MS,  # a killed broker then has the answers to what it has sent
+    "keep_alive_s": 30,
+    "response_s": 30,
+    "timeout_s": ANSWER_S,
+    "backoff": (50, 200, 100),
+}
 STEP_S = 45.0
 CASE_S = 480.0
 QUIET_S = 0.3  # the wait for repetitions at the end
@@ -91,25 +100,11 @@ class CaseRun:
         scenario = self.case.scenario
         await self.proxy.start()
         self._directory.mkdir(parents=True, exist_ok=True)
-        self._settings = {
-            "face": self.case.face,
-            "host": "localhost" if scenario.secure else "127.0.0.1",
-            "port": self.broker.tls_port if scenario.secure else self.proxy.port,
-            "client_id": self.name,
-            "level": self.case.level,
-            "user": self.broker.user,
-            "password": PASSWORD,
-            "keep_alive_s": KEEP_ALIVE_S,
-            "buffer_bytes": 1024,
-            "chunks": False,
-            "journal": str(self._directory / "journal.flash"),
-            "sectors": SECTORS,
-            "pause_ms": TURN_MS,  # a killed broker then has the answers to what it has sent
-            "timeout_s": ANSWER_S,
-            "backoff": (50, 200, 100),
-            "ca": str(self.broker.certificate.certificate) if scenario.secure and self.broker.certificate else None,
-            **scenario.settings,
-        }
+        port = self.broker.tls_port if scenario.secure else self.proxy.port
+        more = {"face": self.case.face, "user": self.broker.user, **SETTINGS, **scenario.settings}
+        if scenario.secure and self.broker.certificate:
+            more |= {"host": "localhost", "ca": str(self.broker.certificate.certificate)}
+        self._settings = settings(self.name, port, self.case.level, self._directory / "journal.flash", **more)
         step: tuple[Any, ...] = ()
         try:
             async with asyncio.timeout(CASE_S):
