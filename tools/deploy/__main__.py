@@ -26,12 +26,11 @@ from app.configuration import ConfigurationError
 from tools.bootstrap import ROOT
 from tools.command import Failure, ended, folder, named, number, parser_of, progress_bar, report_line
 from tools.deploy import build, certificates, configuration, ports, romfs
-from tools.deploy.image import digest, texts
+from tools.deploy.image import OLDEST, digest, texts
 from tools.deploy.link import BoardSaid, Link
 from tools.deploy.trace import explained
 
 Result = TypeVar("Result")
-OLDEST = (1, 24)
 DEPLOYING = "/deploying"
 OURS = ("/lib/flashmqtt", "/app", "/tls")
 SINGLE = ("/main.py", "/board.mpy", "/config.json", "/state.json")

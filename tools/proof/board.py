@@ -16,12 +16,11 @@ from flashmqtt.flash.ram import RamRegion
 from flashmqtt.journal.journal import Journal
 from tools.children import Child, micropython, tail
 from tools.command import Failure
+from tools.flashsim.nor import PAGE_BYTES, SECTOR_BYTES
 from tools.flashsim.tear import tear
 from tools.proof.program import board_image
 
 HEAP = "192K"
-PAGE_BYTES = 256
-SECTOR_BYTES = 4096
 
 
 class BoardFailed(Failure):

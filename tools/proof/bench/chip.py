@@ -22,6 +22,7 @@ from pathlib import Path
 from flashmqtt.flash.ram import RamRegion
 from flashmqtt.journal import journal
 from tools.deploy import build
+from tools.flashsim.nor import PAGE_BYTES, SECTOR_BYTES
 from tools.flashsim.pico import FLASH_BYTES, EmulatedPico
 from tools.proof.bench.codec import executed, peer_path
 from tools.proof.bench.figures import Bench, committed
@@ -29,7 +30,7 @@ from tools.proof.program import MICROPYTHON
 
 HERE = Path(__file__).parent
 DEVICE = HERE / "on_board" / "chip.py"
-SECTORS, SECTOR_BYTES, PAGE_BYTES = 64, 4096, 256
+SECTORS = 64
 CYCLES_A_MS = 125_000
 
 # Runs on the emulated board. The journal starts at sector FIRST, in sectors that littlefs has not written.

@@ -13,9 +13,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from tools.flashsim.nor import SECTOR_BYTES
 from tools.journal.report import read_sector
 from tools.pipeline.commits import Output
-from tools.proof.board import HEAP, SECTOR_BYTES
+from tools.proof.board import HEAP
 
 HEAP_BYTES = int(HEAP.removesuffix("K")) * 1024
 HEAD_BYTES = 64

@@ -16,13 +16,12 @@ from tools.proof.faults.cases import Case as Flow
 from tools.proof.faults.cases import Verdict as Reported
 from tools.proof.faults.hostile.broker import NO_DISCONNECT, HostileBroker, Seen
 from tools.proof.faults.hostile.wrongs import WRONGS, Wrong
-from tools.proof.faults.runner import Worker, play, settings
+from tools.proof.faults.runner import CASE_S, Worker, play, settings
 from tools.proof.program import failure_of
 
 LEVELS = "345"
 INTERPRETERS = ("mpy", "cpy")
 COUNT, WINDOW = 4, 2
-CASE_S = 120.0
 # If the broker stops answering, the client has to notice soon. In all other cases a busy machine must not look like that.
 SILENT_KEEP_ALIVE_S, SILENT_RESPONSE_S = 2, 1
 KEEP_ALIVE_S, RESPONSE_S = 60, 20
