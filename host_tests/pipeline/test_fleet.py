@@ -9,7 +9,7 @@ from tools.pipeline.commits import Output
 from tools.proof import fleet
 
 
-@pytest.mark.parametrize("devices", [2047, 2048, 5000, 300_000])
+@pytest.mark.parametrize("devices", [2047, 2048, 60_000])
 def test_messages_of_each_device_arrive_in_order(devices):
     landed = fleet.segment(fleet.Fleet(devices=devices, duplicates=0.0), 7, 3)
     (found,) = duckdb.sql(

@@ -7,6 +7,7 @@ import signal
 import socket
 import urllib.request
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -98,6 +99,13 @@ def test_sigterm_stops_the_stream(proofs):
     with pytest.raises(KeyboardInterrupt):
         follow.until_ended(query, proofs)
     assert query.stopped
+
+
+def test_signal_that_comes_after_the_jvm_has_ended_stops_the_stream(monkeypatch):
+    """systemd sends SIGTERM to all processes of a service, and the JVM may be the first that ends."""
+    monkeypatch.setattr(follow, "time", SimpleNamespace(sleep=lambda _: signal.raise_signal(signal.SIGTERM)))
+    with pytest.raises(KeyboardInterrupt):
+        follow.until_ended(Query(lambda: 1 / 0))
 
 
 @pytest.mark.req("P8")

@@ -14,7 +14,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from host_tests.waiting import until
-from tools.pipeline import java, run, session
+from tools.pipeline import java, session
 from tools.pipeline.scratch import PREFIX
 
 STARTS_A_JVM = """
@@ -105,57 +105,38 @@ def named_children(pid, name):
     return found
 
 
-@contextlib.contextmanager
-def run_in_a_batch(landing, tmp_path, environment=os.environ):
-    """Yield a continuous run of the pipeline, in a batch with Python workers, and its JVM. It leads a group of processes."""
-    for seq in range(1, 5_000):
-        landing.message("a", 1, seq)
-    landing.seal()
-    out = tmp_path / "out"
-    command = [sys.executable, "-m", "tools.pipeline.run", "--landing", str(landing.directory), "--out", str(out)]
-    with subprocess.Popen(
-        [*command, "--follow", "0.1"],
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    ) as process:
-        until(lambda: process.poll() is not None or (out / "checkpoint" / "offsets" / "0").exists())
-        (jvm,) = named_children(process.pid, "java")
-        until(lambda: named_children(jvm, "python"), lambda: "no Python worker")
-        yield process, jvm
+def test_signal_to_the_jvm_ends_a_continuous_run_that_leaves_no_files_of_its_own_or_of_a_killed_one(landing, tmp_path):
+    """While the JVM ends its tasks, it answers with other errors, for more than a second.
 
-
-def test_signal_to_the_jvm_ends_a_continuous_run_without_a_traceback(landing, tmp_path):
-    """While it ends its tasks, it answers with other errors, for more than a second."""
-    with run_in_a_batch(landing, tmp_path) as (process, jvm):
-        os.kill(jvm, signal.SIGTERM)
-        complaints = process.communicate(timeout=60)[1]
-    assert (process.returncode, complaints.count("\n")) == (2, 2), complaints
-    assert complaints.startswith("pipeline: Spark's JVM was ended, by a signal")
-
-
-def test_run_cleans_up_after_a_killed_one_and_after_a_signal_to_all_its_processes(landing, tmp_path):
-    """systemd sends SIGTERM to all processes of a service. The killed run holds its folder as a pipeline does, but starts no JVM.
-    A run that ends by itself is tested in `host_tests/run/test_run.py`.
+    The killed run holds its folder as a pipeline does, but starts no JVM. A run that ends by itself is tested in
+    `host_tests/run/test_run.py`, a signal to the run in `test_follow.py`.
     """
-    temporary = tmp_path / "tmp"
+    temporary, out = tmp_path / "tmp", tmp_path / "out"
     temporary.mkdir()
     environment = {**os.environ, "TMPDIR": str(temporary)}
     assert subprocess.run([sys.executable, "-c", KILLED], env=environment, check=False).returncode == -signal.SIGKILL
     (left,) = {path.parent for path in temporary.glob(f"{PREFIX}*/spark-*")}
-    with run_in_a_batch(landing, tmp_path, environment) as (process, _):
+    for seq in range(1, 5_000):
+        landing.message("a", 1, seq)
+    landing.seal()
+    command = [sys.executable, "-m", "tools.pipeline.run", "--landing", str(landing.directory), "--out", str(out)]
+    with subprocess.Popen(
+        [*command, "--follow", "0.1"], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        until(lambda: process.poll() is not None or (out / "checkpoint" / "offsets" / "0").exists())
+        (jvm,) = named_children(process.pid, "java")
+        until(lambda: named_children(jvm, "python"), lambda: "no Python worker")
         there = {own: {path.name.partition("-")[0] for path in own.iterdir()} for own in temporary.iterdir()}
-        os.killpg(process.pid, signal.SIGTERM)
+        os.kill(jvm, signal.SIGTERM)
         complaints = process.communicate(timeout=60)[1]
-    assert (process.returncode, complaints) == (130, f"\n{run.STOPPED}\n")
+    assert (process.returncode, complaints.count("\n")) == (2, 2), complaints
+    assert complaints.startswith("pipeline: Spark's JVM was ended, by a signal")
     assert left not in there
     # All files of the JVM are in the scratch folder: the next start would find them there after a kill.
     ((own, parts),) = there.items()
     assert own.name.startswith(PREFIX)
     assert parts >= {"spark", "blockmgr"}
-    assert not (tmp_path / "out" / "checkpoint" / "commits" / "0").exists()
+    assert not (out / "checkpoint" / "commits" / "0").exists()
     assert list(temporary.iterdir()) == []
 
 
