@@ -14,7 +14,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from host_tests.waiting import until
-from tools.pipeline import java, session
+from tools.pipeline import java, run, session
 from tools.pipeline.scratch import PREFIX
 
 STARTS_A_JVM = """
@@ -141,13 +141,16 @@ def test_signal_to_the_jvm_ends_a_continuous_run_that_leaves_no_files_of_its_own
 
 
 @pytest.mark.parametrize("delay_s", [0, 1])
-def test_no_process_or_file_is_left_after_an_interrupt_while_the_jvm_starts(delay_s, tmp_path):
-    program = "from tools.pipeline import session; session.make('local[1]')"
+def test_no_process_or_file_is_left_after_an_interrupt_while_the_jvm_starts(delay_s, landing, tmp_path):
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    command = [sys.executable, "-m", "tools.pipeline.run", "--landing", str(landing.directory)]
     process = subprocess.Popen(
-        [sys.executable, "-c", program],
-        stderr=subprocess.DEVNULL,
+        [*command, "--out", str(tmp_path / "out")],
+        stderr=subprocess.PIPE,
+        text=True,
         start_new_session=True,
-        env={**os.environ, "TMPDIR": str(tmp_path)},
+        env={**os.environ, "TMPDIR": str(temporary)},
     )
     try:
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
@@ -156,10 +159,11 @@ def test_no_process_or_file_is_left_after_an_interrupt_while_the_jvm_starts(dela
             time.sleep(0.001)
         time.sleep(delay_s)
         # The next start would delete these after a kill.
-        assert all(path.name.startswith(PREFIX) for path in tmp_path.iterdir())
+        assert all(path.name.startswith(PREFIX) for path in temporary.iterdir())
         process.send_signal(signal.SIGINT)
-        process.wait(60)
-        assert not list(tmp_path.iterdir())
+        complaints = process.communicate(timeout=60)[1]
+        assert (process.returncode, complaints) == (130, f"\n{run.STOPPED}\n")
+        assert not list(temporary.iterdir())
         until(lambda: not group_exists(process.pid), lambda: "a child is left")
     finally:
         if group_exists(process.pid):
