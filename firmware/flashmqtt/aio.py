@@ -13,10 +13,10 @@ take yet goes into a bounded queue (`session/waiting.py`).
 
 import asyncio
 
-from .client import COROUTINE, is_async, octets
+from .client import COROUTINE, is_async
 from .client import Client as _Blocking
 from .compat import TYPE_CHECKING, const, ticks_add, ticks_diff, ticks_ms
-from .connection import DELIVERED, DISCONNECTED, MESSAGE, NOTHING, OPEN
+from .connection import DELIVERED, DISCONNECTED, MESSAGE, NOTHING
 from .errors import ConnectionLost, DeadlineExpired, FlashMqttError
 
 if TYPE_CHECKING:
@@ -303,18 +303,10 @@ class Client:
         Args:
             topic, payload, qos, retain, properties: as for the blocking client's `publish`, with the same results and errors.
         """
-        topic = octets(topic, "topic")
-        payload = octets(payload, "payload")
-        session = self.session
-        handle = 0
-        if properties:
-            from .session.pieces import packed
-
-            properties = packed(session.level, properties)  # type: ignore[assignment]
-        if qos:
-            handle = session.publish(topic, payload, qos, retain, properties)
-        elif self.connection.state == OPEN and not session.put_unstored(topic, payload, retain, properties):
-            await self._send(topic, payload, retain, properties)
+        handle = self._blocking._publish(topic, payload, qos, retain, properties, ticks_ms(), self._send)
+        if type(handle) is COROUTINE:
+            await handle
+            handle = 0
         self.link.flush(ticks_ms())
         await _sleep_ms(0)
         return handle

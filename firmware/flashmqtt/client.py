@@ -521,8 +521,13 @@ class Client:
         self._work(None)
         return handle
 
-    def _publish(self, topic: "Any", payload: "Any", qos: int, retain: bool, properties: "Any", now_ms: int) -> int:
-        """Check everything; store the message, or at QoS 0 put it into the output."""
+    def _publish(
+        self, topic: "Any", payload: "Any", qos: int, retain: bool, properties: "Any", now_ms: int, send: "Any" = None
+    ) -> "Any":
+        """Check everything; store the message, or at QoS 0 put it into the output.
+
+        send: the asyncio client's function for a long QoS 0 message; this returns what it returns.
+        """
         session = self.session
         self._topic = _ABSENT
         encoded = octets(topic, "topic")
@@ -533,13 +538,15 @@ class Client:
 
             properties = packed(session.level, properties)
         if qos:
-            handle = session.store_message(encoded, payload, qos, retain, properties, now_ms)
+            handle = session.publish(encoded, payload, qos, retain, properties, now_ms)
         elif self.connection.state != OPEN:
             return 0
         elif not session.put_unstored(encoded, payload, retain, properties):
-            from .sending import send
+            if send:
+                return send(encoded, payload, retain, properties)
+            from .sending import send as send_now
 
-            send(self, encoded, payload, retain, properties)
+            send_now(self, encoded, payload, retain, properties)
         if session.level != _LEVEL_5 and not isinstance(topic, (bytearray, memoryview)):
             self._topic_bytes = encoded
             self._topic = topic  # valid and immutable

@@ -79,14 +79,14 @@ class ClientLog:
         self._link_step = link.step
         self._link_fail = link.fail
         self._link_open = link._open
-        self._store_message = session.store_message
+        self._publish = session.publish
         link.start = self._start  # type: ignore[method-assign]
         link.stop = self._stop  # type: ignore[method-assign]
         link.step = client._step = self._step  # type: ignore[method-assign]
         link.fail = self._fail  # type: ignore[method-assign]
         link._open = self._open  # type: ignore[method-assign]
-        session.store_message = self._store  # type: ignore[method-assign]
-        client._put = _nothing  # all messages go by `store_message`
+        session.publish = self._store  # type: ignore[method-assign, assignment]
+        client._put = _nothing  # all messages go by `publish`
 
     def _write(self, text: str) -> None:
         try:
@@ -208,7 +208,7 @@ class ClientLog:
         now_ms: int,
     ) -> "Any":
         try:
-            handle = self._store_message(topic, payload, qos, retain, properties, now_ms)
+            handle = self._publish(topic, payload, qos, retain, properties, now_ms)
         except StoreError as error:
             self._write("not stored: %s: %s" % (str(topic, "utf-8"), words(error)))
             raise

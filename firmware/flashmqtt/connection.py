@@ -1,8 +1,9 @@
 """One network connection, without I/O: handshake, keep alive, order of events (3.1.1 and 5, sections 3.1, 3.2 and 3.12).
 
-It knows no socket and no clock: received bytes enter through `decoder.room()` and `received(n)`, bytes to send leave through
-`output.offer()` and `output.sent(n, now_ms)`, and the time is an argument. The session outlives the connection. For each network
-connection, make a new Connection over the same session, or call `start` again, which reuses the buffers.
+It knows no socket and no clock: received bytes enter through `decoder.read_from`, or through `decoder.room` and
+`decoder.received`; bytes to send leave through `output.write_to`; the time is an argument. The session outlives the
+connection. For each network connection, make a new Connection over the same session, or call `start` again, which reuses the
+buffers.
 
 How to drive it, from any kind of loop (as the link and the collector do):
 
@@ -12,11 +13,11 @@ How to drive it, from any kind of loop (as the link and the collector do):
     sock.connect(...)
     connection.start(now_ms)                    # CONNECT is in the output now
     while True:
-        n = output.offer()                      # this calls store.sync() before the bytes can be sent
-        if n:                                   # write output.buf from output.start; after a short write the rest remains
-            output.sent(sock.send(memoryview(output.buf)[output.start : output.start + n]), now_ms)
-        n = sock.recv_into(connection.decoder.room())   # when the socket is readable
-        connection.received(n, now_ms)          # n == 0 is the peer's end: ConnectionLost
+        if output.end:
+            output.write_to(sock, now_ms)       # this calls store.sync() before the bytes are sent; the rest remains
+        if connection.decoder.read_from(sock) == 0:     # when the socket is readable
+            raise ConnectionLost(CLOSED_BY_PEER)
+        connection.received_ms = now_ms         # unless nothing was read
         while True:
             event = connection.process(now_ms)  # raises MalformedPacket, ProtocolError, ...: close the socket then
             if event == NOTHING:                # no complete packet is left: write the output, then wait for bytes
@@ -43,12 +44,10 @@ from .codec.decode import Decoder
 from .codec.encode import put_connect, put_disconnect, put_pingreq
 from .compat import TYPE_CHECKING, const, ticks_diff
 from .errors import (
-    CLOSED_BY_PEER,
     ConnectionLost,
     DeadlineExpired,
     FlashMqttError,
     ProtocolError,
-    UsageError,
 )
 
 if TYPE_CHECKING:
@@ -130,8 +129,6 @@ class Connection:
         chunks: bool = False,
         broker: "Any" = b"",
     ) -> None:
-        if not 0 <= keep_alive_s < 65536:
-            raise UsageError("keep_alive_s %d: 0 to 65535" % keep_alive_s)
         self.session = session
         self.output = session.output
         self.client_id = client_id
@@ -145,8 +142,6 @@ class Connection:
         # Level 5 without chunks: the broker knows our Maximum Packet Size, and a longer packet is an error.
         self.decoder = Decoder(buffer_bytes, session.level, _LONG if chunks or session.level != _LEVEL_5 else 0)
         session.chunks = chunks
-        if session.level == _LEVEL_5 and not five:
-            raise UsageError("level 5 needs five=Level5()")
         self.five = session.five = five
         # Bound methods: on a board, a method lookup in an object with many attributes takes 20 us, an attribute 2 us.
         self._next = self.decoder.next  # set again by `start`, as the collector replaces the decoder
@@ -222,7 +217,7 @@ class Connection:
         if output.room() < _DISCONNECT_BYTES:
             return False
         output.put(put_disconnect, self.session.level, code, properties)
-        output.shut()
+        output.limit = 0
         self.state = CLOSING
         return True
 
@@ -247,17 +242,6 @@ class Connection:
         self.session.disconnected()
 
     # --- in ---
-
-    def received(self, n: int, now_ms: int) -> None:
-        """Report that n bytes were read into the decoder's room.
-
-        Raises:
-            ConnectionLost: n is 0: the peer has closed the connection.
-        """
-        if not n:
-            raise ConnectionLost(CLOSED_BY_PEER)
-        self.decoder.received(n)
-        self.received_ms = now_ms
 
     def process(self, now_ms: int) -> "Any":
         """Process received packets up to the next event, and return it; NOTHING: no complete packet is left.
@@ -499,4 +483,5 @@ class Connection:
             if (response and since >= response + half) or (since if since < silent else silent) >= half:
                 raise DeadlineExpired("no PINGRESP: keep alive")
             wait = half - (since if since < silent else silent)
-        return wait if wait < _SCAN_MS or not session.is_waiting() else _SCAN_MS
+        waits = session.flight or session.request_id or session.suspect or session.adopted  # for any answer
+        return wait if wait < _SCAN_MS or not waits else _SCAN_MS

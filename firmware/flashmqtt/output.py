@@ -1,15 +1,13 @@
 """The output buffer of a connection, and the only code that writes to it (chapter 3 of 3.1.1 and 5).
 
-Packets are put one after the other and sent together. The caller that writes to the network gets from `offer()` how many bytes
-to write from `buf[start]`, and reports to `sent(n, now_ms)` how many were sent. Before any byte is sent, the store is made
-durable if a packet depends on it: a PUBACK or PUBREC states that a message is stored, a PUBREL that PUBREC has arrived, a PUBCOMP
-that the held message is discarded [MQTT-4.3.2-1] [MQTT-4.3.3-1]. This module knows no socket, no flow and no packets in flight.
+Packets are put one after the other and sent together. Before any byte is sent, the store is made durable if a packet depends on
+it: a PUBACK or PUBREC states that a message is stored, a PUBREL that PUBREC has arrived, a PUBCOMP that the held message is
+discarded [MQTT-4.3.2-1] [MQTT-4.3.3-1]. This module knows no socket, no flow and no packets in flight.
 """
 
-from .codec.encode import put_ack, put_publish
+from .codec.encode import put_ack
 from .codec.quick import put_message
 from .compat import TYPE_CHECKING
-from .errors import BufferTooSmall
 from .fast import raw_copy
 
 if TYPE_CHECKING:
@@ -22,8 +20,8 @@ class Output:
     buf             the buffer
     start           where the unsent bytes begin
     end             where they end; both are 0 again when all are sent
-    limit           the end of the room for packets. 0: no packet can be put now: the broker has not accepted a connection, or a
-                    part of a packet is in the buffer
+    limit           the end of the room for packets. 0: no packet can be put now: the broker has not accepted a connection,
+                    DISCONNECT was put, or a part of a packet is in the buffer
     sent_ms         when bytes were sent last
 
     Args:
@@ -50,10 +48,6 @@ class Output:
     def open(self) -> None:
         """Allow packets: the broker has accepted the connection, or a packet sent in pieces is complete."""
         self.limit = len(self.buf)
-
-    def shut(self) -> None:
-        """Allow no more packets: DISCONNECT is the last one, or a part of a packet is in the buffer."""
-        self.limit = 0
 
     def room(self) -> "Any":
         """Return how many bytes can be put now; 0 or less: none."""
@@ -111,53 +105,28 @@ class Output:
             self.end = end
         return end
 
-    def put_unstored(
-        self, topic: "bytes | bytearray | memoryview", payload: "bytes | bytearray | memoryview", retain: bool
-    ) -> bool:
-        """Put a QoS 0 message [MQTT-4.3.1-1]; return False if it does not fit now, or never will. Levels 3 and 4 only."""
-        try:
-            self.end = put_publish(self.buf, self.end, topic, payload, 0, retain, False, 0, self.level)
-        except BufferTooSmall:
-            return False
-        return True
-
     # --- writing them ---
 
     def write_to(self, sock: "Any", now_ms: int) -> bool:
-        """Write the buffer to a socket, once; return whether all of it was sent. This does `offer` and `sent` in one call."""
+        """Write the buffer to a socket, once; return whether all of it was sent.
+
+        sock.write(buf, start, n) returns how many bytes it took; None or 0: none. Before it, the store is made durable as far as
+        these bytes need it. After a write that took nothing, the next one has the same length: TLS has already encrypted these
+        bytes, and treats the next call, whatever its length, as a repetition.
+        """
         if self.promised:
             self._sync()
             self.promised = False  # not reached if the store fails: the next write tries again
         start = self.start
         # Before the write: Ctrl-C may end it, when TLS has already encrypted these bytes.
         self._offered = n = self._offered or self.end - start
-        done = sock.write(self.buf, start, n)
-        if start + n == self.end and done == n:
-            self._offered = self.start = self.end = 0
-            self.sent_ms = now_ms
-            return True
-        self.sent(done, now_ms)
-        return False
-
-    def offer(self) -> int:
-        """Return how many bytes to write from buf[start]; 0: none. The store is durable as far as these bytes need it.
-
-        The result stays the same until `sent`: TLS has already encrypted a write that it could not finish, and treats the next
-        call, whatever its length, as a repetition of that write.
-        """
-        if self.promised:
-            self._sync()
-            self.promised = False  # not reached if the store fails: the next write tries again
-        n = self._offered
-        if not n:
-            self._offered = n = self.end - self.start
-        return n
-
-    def sent(self, n: int, now_ms: int) -> None:
-        """Report that the first n bytes of the offer were sent."""
+        n = sock.write(self.buf, start, n)
         if n:
             self._offered = 0
             self.sent_ms = now_ms
-            self.start = start = self.start + n
+            start += n
             if start == self.end:
                 self.start = self.end = 0
+                return True
+            self.start = start
+        return False

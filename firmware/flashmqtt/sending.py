@@ -1,7 +1,7 @@
 """A QoS 0 message that is longer than the output's free room: it is sent in pieces, and not stored.
 
-It knows the clients' link and how the blocking client waits. While a part of the packet is in the output, the output is shut, so
-that no other packet gets in between.
+It knows the clients' link and how the blocking client waits. While a part of the packet is in the output, the output's
+limit is 0, so that no other packet gets in between.
 """
 
 from .codec.encode import put_publish_head
@@ -74,7 +74,7 @@ class Sending:
                 if self._session.put_unstored(topic, payload, retain, properties):
                     return True  # it fits by now; or the level 5 server would refuse it, and it is dropped
                 output.put(put_publish_head, topic, n, 0, retain, False, 0, self._session.level, properties)
-                output.shut()
+                output.limit = 0
                 self._at = 0
             else:  # a stored message is partly in the output
                 self._session.pump(now_ms)

@@ -7,7 +7,7 @@ own codec, and keeps its session as a broker with persistence does. `verdict` ch
 from flashmqtt.connection import CLOSED, MESSAGE, NOTHING, OPEN, OUTPUT, REFUSED, Connection
 from flashmqtt.errors import ConnectionLost
 from flashmqtt.session.session import Session
-from wire import connack, number, packet, puback, pubcomp, pubrec, pubrel, text, whole_packets
+from wire import connack, number, packet, puback, pubcomp, pubrec, pubrel, take, text, whole_packets
 
 
 class Random:
@@ -221,13 +221,9 @@ class World:
                 return
 
     def write(self, n):
-        output = self.connection.output
-        most = output.offer()  # offer() has made all changes durable
-        if most:
-            self.unsure = []
-        n = min(n, most)
-        self.up += bytes(output.buf[output.start : output.start + n])
-        output.sent(n, self.now)
+        if self.connection.output.end:
+            self.up += take(self.connection, self.now, n)
+            self.unsure = []  # `write_to` has made all changes durable
 
     def move_up(self):
         """The client writes some bytes, and the broker reads some of them."""
@@ -246,7 +242,8 @@ class World:
             n = min(n, len(room))
             room[:n] = broker.output[:n]
             broker.output = broker.output[n:]
-            self.connection.received(n, self.now)
+            self.connection.decoder.received(n)
+            self.connection.received_ms = self.now
             self.process()
 
     def drop(self):

@@ -17,7 +17,7 @@ from flashmqtt.session.ram import RamStore
 from flashmqtt.simple import MQTTClient
 from loopback import Loopback, poll_until
 from test_client import PATIENCE_S, client, connected
-from wire import CutStore, connack, publish, pubrel
+from wire import CutStore, connack, publish, pubrel, take
 
 
 class Patient(Loopback):
@@ -439,7 +439,7 @@ def test_write_that_took_nothing_is_repeated_with_the_same_length():
     connection.decoder.feed(b"\x20\x02\0\0")
     while connection.process(0):
         pass
-    connection.output.sent(connection.output.offer(), 0)
+    take(connection, 0)
     link = mqtt.link
     link.sock = sock = Hesitant()
     link._state = 3
@@ -588,10 +588,10 @@ def test_call_that_interrupts_disconnect_is_refused_without_damage(name):
 
         setattr(owner, attribute, interrupted)
 
-    interrupt(mqtt.session.output, "shut")
+    interrupt(mqtt.session.output, "room")
     interrupt(mqtt.session.store, "flush")
     mqtt.disconnect()
-    assert refused == ["shut", "flush"]
+    assert refused == ["room", "flush"]
     mqtt.connect()
     mqtt.publish("t", "after", 1)
     assert mqtt.drain(PATIENCE_S) and broker.connects == 2
@@ -716,3 +716,33 @@ def test_session_that_ended_with_a_clean_connection_is_not_resumed(level, restar
     assert broker.connects == before + 1 and not broker.of(1)[-1][9 if level == 4 else 11] & 2
     mqtt.disconnect()
     broker.close()
+
+
+# --- one call interrupts another ---
+
+
+@pytest.mark.req("R4", "S1")
+@pytest.mark.parametrize("long", [False, True])
+def test_publish_that_interrupts_another_is_refused_without_harm(long):
+    class Interrupted(RamStore):
+        refused = 0
+
+        def append(self, buf, length):
+            try:
+                mqtt.publish("alarm", b"from a timer", 1)
+            except UsageError:
+                self.refused += 1
+            return super().append(buf, length)
+
+    mqtt = Client("127.0.0.1", 1, "me", Interrupted(), buffer_bytes=64)
+    payload = b"reading" * (20 if long else 1)
+    assert mqtt.publish("t", payload, 1) == 1
+    store = mqtt.session.store
+    assert store.refused == 1
+    packet = bytearray(store.length(1))
+    store.read(1, 0, packet, 0, len(packet))
+    assert packet == publish(b"t", payload, 1, 1)
+    assert mqtt.publish("t", b"after", 1) == 2  # also after a publish that was refused for another reason
+    with pytest.raises(UsageError):
+        mqtt.publish("#", b"x", 1)
+    assert mqtt.publish("t", b"after", 1) == 3

@@ -37,6 +37,26 @@ def pubrel(packet_id, dup=0):
     return packet(0x62 | dup << 3, number(packet_id))
 
 
+class Taker:
+    """A socket that takes up to `most` bytes of each write, and keeps what it was offered last."""
+
+    def __init__(self, most):
+        self.most = most
+        self.offered = b""
+
+    def write(self, buf, start, n):
+        self.offered = bytes(buf[start : start + n])
+        return min(n, self.most)
+
+
+def take(connection, now, most=1 << 29):
+    """Take up to `most` bytes of a connection's output, as a socket does; return them."""
+    sock = Taker(most)
+    if connection.output.end:
+        connection.output.write_to(sock, now)
+    return sock.offered[:most]
+
+
 def pubcomp(packet_id):
     return ack(PUBCOMP, packet_id)
 
@@ -96,7 +116,8 @@ class Peer:
             n = min(len(room), len(octets))
             room[:n] = octets[:n]
             octets = octets[n:]
-            self.connection.received(n, self.now)
+            self.connection.decoder.received(n)
+            self.connection.received_ms = self.now
             self.process()
 
     def process(self):
@@ -119,14 +140,12 @@ class Peer:
 
     def offered(self):
         """Return the bytes that the client may send now."""
-        output = self.connection.output
-        n = output.offer()
-        return bytes(output.buf[output.start : output.start + n])
+        sock = Taker(0)
+        self.connection.output.write_to(sock, self.now)
+        return sock.offered
 
     def _take(self):
-        octets = self.offered()
-        self.connection.output.sent(len(octets), self.now)
-        return octets
+        return take(self.connection, self.now)
 
     def took(self):
         """Return the packets that the client has written since the last call."""

@@ -18,6 +18,7 @@ from tools.collector.health import Health
 from tools.collector.runs import PUBREC_WINDOW
 from tools.landing.log import HELD, LANDED, read_log
 from tools.landing.seal import rows_of
+from wire import take
 
 pytestmark = pytest.mark.req("P1", "Q3", "Q4")
 
@@ -107,15 +108,6 @@ def streams(draw):
     return level, [stream[start:end] for start, end in itertools.pairwise(edges)]
 
 
-def written(connection):
-    """Take the bytes that the output offers, as a socket would; return them."""
-    output = connection.output
-    n = output.offer()
-    sent = bytes(output.buf[output.start : output.start + n])
-    output.sent(n, 1)
-    return sent
-
-
 def drive(directory, level, chunks, runs, commit_count=4096):
     """Feed a collector without a network; return its rows, held messages, answers, error and number of landed entries."""
     chosen = Settings("", 1, "c", directory, level=level, packet_bytes=4096, in_flight=100, commit_count=commit_count)
@@ -127,16 +119,16 @@ def drive(directory, level, chunks, runs, commit_count=4096):
     answers = bytearray()
 
     connection.start(1)
-    written(connection)
+    take(connection, 1)
     ended = ""
     try:
         for chunk in (CONNACK[level], *chunks):
             connection.decoder.feed(chunk)
             while collector._process() == OUTPUT:
-                answers += written(connection)
+                answers += take(connection, 1)
     except errors.FlashMqttError as error:
         ended = f"{type(error).__name__} {error}"
-    answers += written(connection)
+    answers += take(connection, 1)
     collector.store.close()
     contents = read_log(collector.store.log_path(1))
     held = [contents.data[entry.start : entry.end] for entry in contents.entries if entry.kind == HELD]
@@ -193,7 +185,7 @@ class Wire:
 
     def connect(self):
         self.collector.connection.start(1)
-        written(self.collector.connection)
+        take(self.collector.connection, 1)
         self.exchange(CONNACK[self.level])
 
     def exchange(self, *packets):
@@ -201,8 +193,8 @@ class Wire:
         connection.decoder.feed(b"".join(packets))
         answers = b""
         while self.collector._process() == OUTPUT:
-            answers += written(connection)
-        return answers + written(connection)
+            answers += take(connection, 1)
+        return answers + take(connection, 1)
 
     def payloads(self):
         """End, and return the payloads of the rows."""

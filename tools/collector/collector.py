@@ -68,6 +68,16 @@ HELD_DRAIN_FACTOR = 10  # --drain waits so many times longer while QoS 2 message
 LOCK_WAIT_S = 15.0  # the sealer of a killed collector may still hold the lock
 
 
+class _Writer:
+    """A socket with MicroPython's `write`."""
+
+    def __init__(self, sock: socket.socket):
+        self._sock = sock
+
+    def write(self, buf: bytearray, start: int, n: int) -> int:
+        return self._sock.send(memoryview(buf)[start : start + n])
+
+
 class _Restart(errors.ConnectionLost):
     """The session asks for a new connection without a pause."""
 
@@ -353,7 +363,10 @@ class Collector:
             except (BlockingIOError, ssl.SSLWantReadError):
                 return read
             read = True
-            connection.received(count, ticks_ms())
+            if not count:
+                raise errors.ConnectionLost(errors.CLOSED_BY_PEER)
+            connection.decoder.received(count)
+            connection.received_ms = ticks_ms()
             self.health.received_bytes.inc(count)
             self.store.time_us = time.time_ns() // 1000
             await self._process_all(sock)
@@ -508,10 +521,10 @@ class Collector:
     def _send(self, sock: socket.socket) -> bool:
         """Send the output's bytes by one call of `send`; return whether there were any."""
         output = self.connection.output
-        n = output.offer()  # syncs pending messages before their acknowledgements are sent
-        if n:
-            output.sent(sock.send(memoryview(output.buf)[output.start : output.start + n]), ticks_ms())
-        return bool(n)
+        if not output.end:
+            return False
+        output.write_to(_Writer(sock), ticks_ms())  # syncs pending messages before their acknowledgements are sent
+        return True
 
     # --- limits -------------------------------------------------------------------------------------------------
 

@@ -281,7 +281,7 @@ class Level5:
     def put_unstored(
         self, output: "Any", topic: "Any", payload: "bytes | bytearray | memoryview", retain: bool, properties: "Any"
     ) -> bool:
-        """Do what the output's `put_unstored` does, with an alias if the server allows it [MQTT-3.2.2-17] [MQTT-3.2.2-18].
+        """Do what the session's `put_unstored` does, with an alias if the server allows it [MQTT-3.2.2-17] [MQTT-3.2.2-18].
 
         A message that the server would refuse is dropped, as QoS 0 allows. Its length is checked with the whole topic. A message
         that is nearly too long has no alias, which may make it longer.

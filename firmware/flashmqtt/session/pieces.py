@@ -1,7 +1,7 @@
 """Messages longer than a buffer, stored and sent in pieces; and messages with level 5's properties.
 
 Loaded with the first such message. It knows the session's scratch and output; it knows no flows. While a part of a packet is in
-the output, the output is shut, so that no other packet gets in between. For QoS 0 see `sending.py`.
+the output, its limit is 0, so that no other packet gets in between. For QoS 0 see `sending.py`.
 """
 
 from flashmqtt.codec.encode import put_publish_head

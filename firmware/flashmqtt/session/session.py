@@ -19,7 +19,7 @@ from struct import pack_into
 
 from flashmqtt.codec.encode import put_publish
 from flashmqtt.compat import TYPE_CHECKING, const, ticks_diff
-from flashmqtt.errors import ConnectionLost, ProtocolError, StoreCorrupt, StoreWorn, UsageError
+from flashmqtt.errors import BufferTooSmall, ConnectionLost, ProtocolError, StoreCorrupt, StoreWorn, UsageError
 from flashmqtt.fast import raw_crc32
 from flashmqtt.output import Output
 
@@ -183,15 +183,15 @@ class Session:
             # Level 5's PUBLISH has another layout, and stored packets are sent as they are.
             if noted != _BLANK and store.low != store.next_seq:
                 raise UsageError("messages of level %d are stored: deliver them and disconnect, or format" % noted)
+            # Inverted CRCs are not valid; they are again if the session returns to its other level without a connection.
+            self.note = fresh = bytearray(self.note)
+            for i in range(4, 12):
+                fresh[i] ^= _BLANK
+            fresh[0] = _LEVEL_5 if level == _LEVEL_5 else 4
+            fresh[1] = 0
+            fresh[2] = _BLANK
             if remember:  # write it now: messages may be stored before the first connection
-                # Inverted CRCs are not valid; they are again if the session returns to its other level without a connection.
-                fresh = bytearray(self.note)
-                for i in range(4, 12):
-                    fresh[i] ^= _BLANK
-                fresh[0] = _LEVEL_5 if level == _LEVEL_5 else 4
-                fresh[1] = 0
-                fresh[2] = _BLANK
-                self.replace_note(bytes(fresh))
+                self.replace_note(fresh)
         if store.held():
             self.load_inbound()
         store.on_drop = self._dropping
@@ -203,7 +203,7 @@ class Session:
         for seq in range(low, min(store.next_seq, low + _WINDOW)):
             if lossy if store.is_finished(seq) else store.is_marked(seq) and not store.length(seq):
                 self.load_undelivered().note(seq, seq)
-        if self.note[0] != _BLANK and self.note[2] != _BLANK:
+        if self.note[2] != _BLANK:
             from .suspect import remembered
 
             remembered(self)
@@ -259,7 +259,7 @@ class Session:
 
     def has_note(self, client_id: "Any", broker: "Any") -> bool:
         """Return whether the broker's session for this client id is known to have begun with this store."""
-        return not self.remember or (self.note[0] != _BLANK and self.note[4:] == _crc(client_id) + _crc(broker))
+        return not self.remember or self.note[4:] == _crc(client_id) + _crc(broker)
 
     def write_note(self, client_id: "Any", broker: "Any") -> None:
         """Note that this broker's session for this client id began with this store."""
@@ -268,7 +268,7 @@ class Session:
 
     def kept_step(self) -> "Any":
         """Return the backoff's step, 0 to 127, which survives power cuts."""
-        return 0 if self.note[0] == _BLANK else self.note[1] & ~_IN_NOTE
+        return self.note[1] & ~_IN_NOTE
 
     def keep_step(self, value: "Any") -> None:
         """Keep the backoff's step across power cuts."""
@@ -280,7 +280,7 @@ class Session:
 
     def kept_doubt(self) -> "Any":
         """Return whether the note says that messages past PUBREC are in doubt."""
-        return self.note[0] != _BLANK and self.note[1] >= _IN_NOTE
+        return self.note[1] >= _IN_NOTE
 
     def keep_doubt(self, unanswered: bool) -> None:
         """Keep across power cuts whether messages past PUBREC are in doubt.
@@ -313,22 +313,6 @@ class Session:
 
     # --- the application's side ---
 
-    def publish(self, topic: "Any", payload: "Any", qos: int, retain: bool = False, properties: "Any" = None) -> "Any":
-        """Store a QoS 1 or 2 message; return its handle, which `delivered` takes. 0: the store's policy dropped it.
-
-        When this returns, the message is in the store [S1]; `pump` sends it.
-
-        Raises:
-            UsageError: this call interrupts another publish, for example from a timer. The other publish is not affected.
-        """
-        if self.busy:
-            self.interrupted()
-        try:
-            self.busy = True
-            return self.store_message(topic, payload, qos, retain, properties, -1)
-        finally:
-            self.busy = False
-
     def interrupted(self) -> None:
         """Refuse a call that interrupts another one.
 
@@ -339,10 +323,13 @@ class Session:
 
         refuse_interruption()
 
-    def store_message(
-        self, topic: "Any", payload: "Any", qos: int, retain: bool, properties: "Any", now_ms: int
+    def publish(
+        self, topic: "Any", payload: "Any", qos: int, retain: bool = False, properties: "Any" = None, now_ms: int = -1
     ) -> "Any":
-        """Do what `publish` does, for a caller that has set `busy`. Unless now_ms is -1, put the message at once."""
+        """Store a QoS 1 or 2 message; return its handle, which `delivered` takes. 0: the store's policy dropped it.
+
+        When this returns, the message is in the store [S1]; `pump` sends it. Unless now_ms is -1, put it at once.
+        """
         if qos == 2 and self.max_qos == 1:
             qos = 1
         if properties or len(topic) + len(payload) > len(self.scratch) - _OVERHEAD:
@@ -384,7 +371,11 @@ class Session:
         if self.five:
             put = self.five.put_unstored(output, topic, payload, retain, properties)
         else:
-            put = output.put_unstored(topic, payload, retain)
+            try:
+                output.put(put_publish, topic, payload, 0, retain, False, 0, self.level)
+                put = True
+            except BufferTooSmall:
+                put = False
         if self.suspect:
             self.suspect.disturb()
         return put
@@ -405,10 +396,6 @@ class Session:
         store = self.store
         low = store.low
         return handle < low or (handle < store.next_seq and handle - low < _WINDOW and store.is_finished(handle))
-
-    def is_waiting(self) -> bool:
-        """Return whether the session waits for any answer of the broker."""
-        return self.flight > 0 or self.request_id > 0 or self.suspect is not None or self.adopted is not None
 
     # --- a connection begins and ends ---
 
@@ -596,7 +583,7 @@ class Session:
                 column = 1
                 output.buf[at] ^= 6  # QoS 2 becomes 1
             if n > room:  # a packet longer than the output is sent alone, in pieces
-                output.shut()
+                output.limit = 0
                 self.partial = seq
                 self.partial_at = room
                 self.partial_length = n
@@ -707,7 +694,7 @@ class Session:
             return _DELIVERED
         if action == _MARK:
             self.proved = True
-            if self.note[1] >= _IN_NOTE and self.kept_doubt():
+            if self.kept_doubt():
                 self.keep_doubt(False)  # the messages in doubt may be finished, and this one is not in doubt
             store.mark(seq)
             if seq >= self.cursor:

@@ -89,7 +89,7 @@ def found(session: "Any", seq: int, again: bool) -> None:
 def _write_trials(session: "Any", trials: "Any", seq: int) -> None:
     """Write the number of a message's failed trials into the note; _NO_SUSPECT: there is no suspect."""
     note = session.note
-    if note[0] != _NO_SUSPECT and (note[2] != trials or (note[3] != seq & 255 and trials != _NO_SUSPECT)):
+    if session.remember and (note[2] != trials or (note[3] != seq & 255 and trials != _NO_SUSPECT)):
         session.replace_note(bytes(note[:2]) + bytes((trials, seq & 255)) + bytes(note[4:]))
 
 
