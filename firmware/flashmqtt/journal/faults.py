@@ -4,13 +4,16 @@ FORMAT.md, "Damage". This module is loaded when such a thing happens.
 """
 
 from flashmqtt.compat import TYPE_CHECKING, const
-from flashmqtt.errors import FlashFailed, StoreError, StoreWorn, UsageError
+from flashmqtt.errors import FlashFailed, StoreError, StoreForeign, StoreWorn, UsageError
 from flashmqtt.fast import raw_fill
+
+from .journal import DROP_NEWEST, DROP_OLDEST, REFUSE
 
 if TYPE_CHECKING:
     from typing import Any  # noqa: TID251
 
 _PAGE = const(256)
+_HEADER = const(76)
 _RECORD = const(24)
 _MESSAGE = const(1)
 _HELD = const(2)
@@ -18,6 +21,21 @@ _TYPE = const(15)
 _SEQUENCE_LIMIT = const(0x3FFFFFFF)
 _AFTER_CLOSE = const(2)
 _INTERRUPTED = const(3)
+
+
+def refuse_mount(region: "Any", policy: object) -> None:
+    """Refuse a region on which no journal can be, or a policy.
+
+    Raises:
+        StoreForeign: encrypted flash. UsageError: in all other cases.
+    """
+    if not hasattr(region, "sectors"):
+        raise UsageError("region %r: such as board.journal_region(16)" % (region,))
+    if policy not in (REFUSE, DROP_OLDEST, DROP_NEWEST):
+        raise UsageError("policy %r: REFUSE, DROP_OLDEST or DROP_NEWEST" % (policy,))
+    if not region.reads_blank:
+        raise StoreForeign("no journal on encrypted flash")
+    raise UsageError("a journal needs pages of up to 256 bytes, 4 sectors or more of 1 to 32 KB")
 
 
 def refuse_write(journal: "Any") -> None:
@@ -100,3 +118,22 @@ def is_unreadable(journal: "Any", at: int) -> bool:
     # These bytes count as a damaged record with a key, because a held message may have been there.
     raw_fill(page, _PAGE, 0xC0, 0)
     return failed > 0
+
+
+def rescue(recovery: "Any", journal: "Any", head: int, sector: int) -> None:
+    """Use the records of a newer sector whose header is damaged: they have the last sequences.
+
+    An interrupted opening leaves one record at most, so the sector must have two.
+    """
+    for seq in recovery._shown[sector], journal._seqs[head] + 1, journal._ring_seq + 1:
+        if journal._seqs[head] < seq < _SEQUENCE_LIMIT:
+            journal._seqs[sector] = seq
+            at = _HEADER
+            # The header's length may be damaged, too.
+            while at < _PAGE and not journal._look(sector, at):
+                at += 4
+            if recovery._scan(journal, sector, at) > 1:
+                journal._ring_seq = max(journal._ring_seq, seq)
+                recovery._apply(journal, sector, at, journal._sector_bytes)
+                break
+    journal._seqs[sector] = 0

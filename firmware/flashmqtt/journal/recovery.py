@@ -14,7 +14,7 @@ from struct import pack_into, unpack_from
 
 from flashmqtt import journal
 from flashmqtt.compat import TYPE_CHECKING, const
-from flashmqtt.errors import FlashFailed, StoreCorrupt, StoreForeign, StoreWorn, UsageError
+from flashmqtt.errors import FlashFailed, StoreCorrupt, StoreForeign, StoreWorn
 from flashmqtt.fast import copy, is_blank, raw_crc32, raw_fill
 
 from .journal import _COMPILED, DROP_NEWEST, DROP_OLDEST, MAGIC, REFUSE
@@ -51,16 +51,19 @@ def mount(j: "Any", region: "Any", policy: int, wipe: bool, feed: "Callable[[], 
 
     As .mpy, this module is removed from memory afterwards.
     """
-    if not hasattr(region, "sectors"):
-        raise UsageError("region %r: such as board.journal_region(16)" % (region,))
-    size = region.sector_bytes
+    size = getattr(region, "sector_bytes", 0)
+    if (
+        not 1024 <= size <= 0x8000
+        or size & (size - 1)
+        or _PAGE % region.page_bytes
+        or not 4 <= region.sectors < _NONE
+        or policy not in (REFUSE, DROP_OLDEST, DROP_NEWEST)
+        or not region.reads_blank
+    ):
+        from .faults import refuse_mount
+
+        refuse_mount(region, policy)
     n = region.sectors
-    if _PAGE % region.page_bytes or size & (size - 1) or not 1024 <= size <= 0x8000 or not 4 <= n < _NONE:
-        raise UsageError("a journal needs pages of up to 256 bytes, 4 sectors or more of 1 to 32 KB")
-    if policy not in (REFUSE, DROP_OLDEST, DROP_NEWEST):
-        raise UsageError("policy %r: REFUSE, DROP_OLDEST or DROP_NEWEST" % (policy,))
-    if not region.reads_blank:
-        raise StoreForeign("no journal on encrypted flash")
     j.region = region
     j.policy = policy
     j.on_drop = None
@@ -276,7 +279,13 @@ class Recovery:
         j._ring_seq = max(j._ring_seq, j._seqs[head] + _VOIDED * self._mounts)
         self._apply(j, head, 0, j._end)
         j._written_losses = j.dropped + j.damaged
-        self._rescue(j, head)
+        for sector in range(self._sectors):
+            if self._shown[sector] >= 0 and not (
+                j._use[sector] or j._seqs[sector]
+            ):  # it had a header, whole or damaged
+                from .faults import rescue
+
+                rescue(self, j, head, sector)
         self._list_held(j)
         j.low = unpack_from("<I", j._state)[0]
         j.next_seq = max(j.next_seq, j.low)
@@ -461,28 +470,6 @@ class Recovery:
             sector = before
         j._tail = sector
         j._free -= j._chain
-
-    def _rescue(self, j: "Any", head: int) -> None:
-        """Use the records of a newer sector whose header is damaged: they have the last sequences.
-
-        An interrupted opening leaves one record at most, so the sector must have two.
-        """
-        for sector in range(self._sectors):
-            if j._use[sector] or j._seqs[sector] or self._shown[sector] < 0:
-                continue  # no header was ever written there
-            for seq in self._shown[sector], j._seqs[head] + 1, j._ring_seq + 1:
-                if not j._seqs[head] < seq < 0x3FFFFFFF:
-                    continue
-                j._seqs[sector] = seq
-                at = _HEADER
-                # The header's length may be damaged, too.
-                while at < _PAGE and not j._look(sector, at):
-                    at += 4
-                if self._scan(j, sector, at) > 1:
-                    j._ring_seq = max(j._ring_seq, seq)
-                    self._apply(j, sector, at, j._sector_bytes)
-                    break
-            j._seqs[sector] = 0
 
     # --- held messages ---
 
