@@ -119,6 +119,19 @@ def test_definition_stays_where_it_may_be_used_by_name(use, value):
 
 
 @pytest.mark.req("B2")
+def test_table_of_constants_is_a_literal_unless_it_is_no_table():
+    text = """
+STATE = 2
+TABLE = bytes((STATE << 4 | 1, 0))
+EMPTY = bytes(3)
+LATER = bytes((STATE, len(TABLE)))
+WRONG = bytes((256,))
+"""
+    expected = [r"TABLE = b'!\x00'", "EMPTY = bytes(3)", "LATER = bytes((2, len(TABLE)))", "WRONG = bytes((256,))"]
+    assert lines(shrink({"m": text})["m"]) == expected
+
+
+@pytest.mark.req("B2")
 def test_private_strings_and_bytes_are_inlined():
     module = "_A = 'text'\n_B = b'\\0'\n_C = -1\n__version__ = '1'\nprint(_A, _B, _C)\n"
     assert lines(shrink({"m": module})["m"]) == ["__version__ = '1'", r"print('text', b'\x00', (-1))"]

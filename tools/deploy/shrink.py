@@ -7,8 +7,8 @@ There are five steps over all modules:
 1. Remove code that only CPython runs: handlers that are marked (`except ImportError:  # CPython`), with their `try`; and the
    blocks of `if TYPE_CHECKING:`, whose names no other module can import from there.
 2. Replace integer constants (`PUBLISH = 3`, `_PAGE = const(256)`) by their values, in every module that imports them, and also
-   private strings and bytes. Remove their definitions, except the public ones of `kept` modules. (mpy-cross itself replaces
-   only constants with an underscore, within one module.)
+   private strings and bytes; and `bytes((STATE, 1))` by its value. Remove their definitions, except the public ones of `kept`
+   modules. (mpy-cross itself replaces only constants with an underscore, within one module.)
 3. Join modules that are always loaded together: on a board each module costs 300 bytes of heap, plus its imported names. The
    host's new text is the text of its members, each after the members that it imports, and the host last. In place of a
    member with public names there is a small module that imports them from the host.
@@ -327,6 +327,11 @@ def _value(modules: Mapping[str, _Module], module: _Module, what: ast.expr | Imp
         return module.constants.get(what.id)
     if isinstance(what, ast.Call) and isinstance(what.func, ast.Name) and what.func.id == "const":
         return _value(modules, module, what.args[0])
+    if isinstance(what, ast.Call) and isinstance(what.func, ast.Name) and what.func.id == "bytes":
+        items = what.args[0].elts if what.args and isinstance(what.args[0], ast.Tuple) else []
+        numbers = [_value(modules, module, item) for item in items]
+        known = [number for number in numbers if type(number) is int and 0 <= number < 256]
+        return bytes(known) if numbers and len(known) == len(numbers) else None
     parts: list[ast.expr] = []
     if isinstance(what, ast.UnaryOp):
         parts = [what.operand]
@@ -349,6 +354,8 @@ def _inlined(modules: Mapping[str, _Module], kept: Collection[str], asked: set[s
         for node in module.nodes:
             if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.id in known:
                 edits.append((node, f"({value!r})" if str(value := known[node.id]).startswith("-") else repr(value)))
+            elif isinstance(node, ast.Call) and type(table := _value(modules, module, node)) is bytes:
+                edits.append((node, repr(table)))
             elif isinstance(node, ast.ImportFrom):
                 left = [alias for alias in node.names if (alias.asname or alias.name) not in known]
                 if len(left) < len(node.names):
