@@ -144,6 +144,11 @@ def refuse_session(window: "Any", max_qos: object, refuse_after: object) -> None
     raise UsageError("refuse_after %r: 0 to 254; or retry_ms at level 5, which allows none" % refuse_after)
 
 
+def refuse_level(noted: int) -> None:
+    """Refuse a store whose messages were encoded for another level."""
+    raise UsageError("messages of level %d are stored: deliver them and disconnect, or format" % noted)
+
+
 def refuse_interruption() -> None:
     """Refuse a call that interrupts another one."""
     raise UsageError("called from a timer during another call: let the timer set a flag instead")

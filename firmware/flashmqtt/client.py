@@ -573,10 +573,11 @@ class Client:
     def drain(self, timeout_s: float) -> bool:
         """Wait up to timeout_s until no message is pending; return whether the backlog is empty."""
         deadline = self._deadline(timeout_s)
-        while self.session.store.waiting:
-            if ticks_diff(deadline, ticks_ms()) <= 0:
-                return False
-            self._wait_step(deadline, None)
+        try:
+            while self.session.store.waiting:
+                self._wait_step(deadline, "drain")
+        except DeadlineExpired:
+            return False
         return True
 
     # --- receiving ---
@@ -889,11 +890,7 @@ class Client:
     def _wait_step(self, deadline: "Any", what: "Any") -> None:
         """Wait for an event and handle it; raise when the deadline has passed."""
         if not self.link.handling:  # else `poll` refuses
-            left = ticks_diff(deadline, ticks_ms())
-            if left > 0:
-                self._wait(left)
-            elif what:
-                self._left(deadline, what)
+            self._wait(self._left(deadline, what))
         self._work(None)
 
     def _wait(self, left_ms: int) -> None:

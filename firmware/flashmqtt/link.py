@@ -30,11 +30,6 @@ from .errors import (
     ProtocolError,
 )
 
-try:
-    from errno import EINPROGRESS
-except ImportError:  # some ports leave it out
-    EINPROGRESS = 115  # type: ignore[misc]
-
 if TYPE_CHECKING:
     from typing import Any  # noqa: TID251
 
@@ -406,8 +401,7 @@ class Link:
         try:
             self.sock.connect(address)
         except OSError as error:
-            # EINPROGRESS; some ESP32 images use 119, the RP2040 115.
-            if error.errno not in (EINPROGRESS, 115, 119):
+            if error.errno != 115 and error.errno != 119:  # EINPROGRESS: 119 in some ESP32 images, else 115
                 raise
         self._state = _OPENING
         self._since_ms = now_ms

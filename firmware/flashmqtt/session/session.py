@@ -19,7 +19,7 @@ from struct import pack_into
 
 from flashmqtt.codec.encode import put_publish
 from flashmqtt.compat import TYPE_CHECKING, const, ticks_diff
-from flashmqtt.errors import BufferTooSmall, ConnectionLost, ProtocolError, StoreCorrupt, StoreWorn, UsageError
+from flashmqtt.errors import BufferTooSmall, ConnectionLost, ProtocolError, StoreCorrupt, StoreWorn
 from flashmqtt.fast import raw_crc32
 from flashmqtt.output import Output
 
@@ -182,7 +182,9 @@ class Session:
         if noted == _BLANK or (noted == _LEVEL_5) != (level == _LEVEL_5):
             # Level 5's PUBLISH has another layout, and stored packets are sent as they are.
             if noted != _BLANK and store.low != store.next_seq:
-                raise UsageError("messages of level %d are stored: deliver them and disconnect, or format" % noted)
+                from flashmqtt.arguments import refuse_level
+
+                refuse_level(noted)
             # Inverted CRCs are not valid; they are again if the session returns to its other level without a connection.
             self.note = fresh = bytearray(self.note)
             for i in range(4, 12):
