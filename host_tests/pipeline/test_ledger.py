@@ -51,7 +51,6 @@ class Books:
             brought.take(table, found)
             if table in written:
                 written[table].append(found)
-        self.state.finish_segment()
         self.landing.rows = []
         brought.checked = self.checked(written)
         if brought.ties:

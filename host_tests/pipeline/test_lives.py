@@ -81,7 +81,6 @@ class Taken:
             if name in found.tables:
                 found.tables[name].append(table)
             (written if reload else found.past).take(name, table)
-        found.state.finish_segment()
         for name, tables in written.tables.items():
             found.past.tables[name] += tables
         return found
@@ -537,8 +536,8 @@ def test_replay_holds_no_message_again_that_left_the_held_ones_for_quarantine(mo
         joined(landed([payload(1, 1, value=value) for value in range(9, 12)])),
     ]
     once, state_once = work_parts(Landing(None), parts, (1, 2), reload=True)
-    for reload, numbers in itertools.product((True, False), ((1, 2, 1, 2), (1, 2, 2, 1))):
-        found, state = work_parts(Landing(None), [parts[n - 1] for n in numbers], numbers, reload)
+    for numbers in ((1, 2, 1, 2), (1, 2, 2, 1)):
+        found, state = work_parts(Landing(None), [parts[n - 1] for n in numbers], numbers, reload=True)
         assert Counter(map(repr, found["quarantine"])) == Counter(map(repr, once["quarantine"]))
         assert state.held_table() == state_once.held_table()
 

@@ -48,7 +48,6 @@ class Written:
 def reloaded(kept, past):
     """Return the state as the next batch loads it."""
     state = State(past)
-    state.read = dict(kept.read)
     state.load_intervals(kept.intervals_table())
     state.load_lives(kept.lives_table())
     state.load_held(kept.held_table())
@@ -72,10 +71,11 @@ def work_parts(landing, parts, numbers, reload=False, mapping=NO_MAPPING):
             found = found.select(YIELDED[name].names).cast(YIELDED[name])
             tables[name] += found.to_pylist()
             written.take(name, found)
-        state.finish_segment()
         if reload:
             past.tables = {name: past.tables[name] + written.tables[name] for name in past.tables}
+            read = max(landing.number, state.read.get(landing.collector, 0))
             state = reloaded(state, past)
+            state.read = {landing.collector: read}
     tables["quarantine"] += (
         state.held_table().select(schemas.QUARANTINE.names).to_pylist()
     )  # as commits.Output reads it
@@ -130,17 +130,7 @@ def test_replay_of_the_whole_landing_adds_nothing_and_is_counted(landing, seed):
     messages, truth = fleet(seed)
     rows = rows_of(landing, messages)
     half = len(rows) // 2
-    state = State()
-    tables = {name: [] for name in YIELDED}
-    landings = []
-    for part in (rows[:half], rows[half:]):
-        landing.rows = part
-        landing.number += 1
-        landings.append(landing.table())
-    for table in (*landings, *landings):
-        for name, found in process(state, table):
-            tables[name] += found.select(YIELDED[name].names).cast(YIELDED[name]).to_pylist()
-        state.finish_segment()
+    tables, _ = work_parts(landing, (rows[:half], rows[half:]) * 2, (1, 2, 1, 2), reload=True)
     in_tables = [(*(row[name] for name in KEY), row["seq"]) for row in tables["readings"] + tables["events"]]
     assert len(in_tables) == len(set(in_tables))
     assert set(in_tables) == truth.messages

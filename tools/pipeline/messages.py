@@ -32,7 +32,6 @@ FAR_BACK = 1000
 
 def process(state: State, rows: pa.Table, mapping: Mapping = NO_MAPPING) -> Iterator[tuple[str, pa.Table]]:
     """Add some rows of a segment, in landing order, to the state; yield (table name, rows to write)."""
-    _note_progress(state, rows)
     rows = _without_done(state, rows, mapping)
     if not rows.num_rows:
         return
@@ -81,7 +80,7 @@ def _without_done(state: State, rows: pa.Table, mapping: Mapping) -> pa.Table:
     exist any more, so these and their copies would be processed as reused identities, or as a new life. If a changed mapping
     gives a message an identity or takes it away, its rows in the tables are not found by what it is now.
     """
-    again = np.flatnonzero(state.read_before(rows["collector"], rows["segment"], rows["row"]))
+    again = np.flatnonzero(state.read_before(rows["collector"], rows["segment"]))
     if not len(again):
         return rows
     origin = rows.select([field.name for field in schemas.ORIGIN]).take(pa.array(again))
@@ -108,10 +107,9 @@ def _quarantine(
     origin = [whole(rows[field.name]).take(at) for field in schemas.ORIGIN]
     columns = [reasons, topic.dictionary.take(topic.indices.take(at)), payload.take(at), *origin]
     table = table_of(columns, schemas.QUARANTINE)
-    again = state.read_before(prints.encoded(rows["collector"].take(at)), *(table[name] for name in ("segment", "row")))
+    again = state.read_before(prints.encoded(rows["collector"].take(at)), table["segment"])
     if again.any():  # with another mapping: the message is in the tables
         table = table.filter(pa.array(~(again & state.has("plain", table))))
-    state.wrote("quarantine", table)
     yield "quarantine", table
 
 
@@ -171,19 +169,6 @@ def _as_boot_messages(packs: senml.Packs) -> tuple[pa.Table, pa.Table]:
         messages = messages.set_column(messages.schema.get_field_index(label), messages.schema.field(label), column)
     is_label = pc.is_in(packs.records["name"], value_set=pa.array(EVENT_LABELS))
     return messages, packs.records.filter(pc.invert(is_label))
-
-
-def _note_progress(state: State, rows: pa.Table) -> None:
-    """Record how far the collectors' logs have been read."""
-    collector = prints.encoded(rows["collector"])
-    segment, row = rows["segment"].to_numpy(), rows["row"].to_numpy()
-    for number, name in enumerate(collector.dictionary.to_pylist()):
-        own = np.flatnonzero(collector.indices.to_numpy() == number)
-        if not len(own):
-            continue
-        last = segment[own].max()
-        reached = (int(last), int(row[own][segment[own] == last].max()))
-        state.reading[name] = max(state.read.get(name, (0, -1)), state.reading.get(name, (0, -1)), reached)
 
 
 class _Batch:
@@ -375,9 +360,7 @@ class _Batch:
             return
         rows = [(one.reason, one.topic, one.payload, *one.origin) for one in self.no_room]
         columns = zip(zip(*rows, strict=True), schemas.QUARANTINE, strict=True)
-        table = table_of([pa.array(column, kind.type) for column, kind in columns], schemas.QUARANTINE)
-        self.state.wrote("quarantine", table)
-        yield "quarantine", table
+        yield "quarantine", table_of([pa.array(column, kind.type) for column, kind in columns], schemas.QUARANTINE)
 
     def _highest(self, codes: np.ndarray) -> np.ndarray:
         """Return for each message the highest code of its group before this batch, 0 if there is none."""
@@ -508,9 +491,9 @@ class _Batch:
 
     def _replayed(self, messages: np.ndarray) -> np.ndarray:
         """Return for each message whether the same row of a collector's log was read before."""
-        _, encoded, segment, row = self._origin(messages)
+        _, encoded, segment, _ = self._origin(messages)
         was_held = self.place[messages] >= self.own_rows
-        return self.state.read_before(encoded, segment, row) & ~was_held
+        return self.state.read_before(encoded, segment) & ~was_held
 
     def _tally(self) -> pa.Table:
         # Messages for quarantine are not counted for a boot.

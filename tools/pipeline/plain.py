@@ -164,8 +164,6 @@ class Plain:
         copy = np.array([one is not None for one in cause], dtype=bool)[np.cumsum(first) - 1]
         new = items.filter(pa.array(~copy))
         if new.num_rows:
-            origin = rows.select([one.name for one in schemas.ORIGIN])
-            state.wrote("plain", origin.take(pa.array(row[first & ~copy])))
             columns = {name: whole(new[name]) for name in ITEMS.names[2:]}
             yield "plain", _filled(rows, new, columns, schemas.READINGS)
         if copy.any():
@@ -179,7 +177,7 @@ class Plain:
         some = rows.take(pa.array(at))
         marked = pc.and_(pc.equal(some["qos"], 0), some["dup"]).to_numpy()
         retained = some["retain"].to_numpy()
-        again = state.read_before(some["collector"], some["segment"], some["row"])
+        again = state.read_before(some["collector"], some["segment"])
         if again.any():
             where = np.flatnonzero(again)
             again[where] = state.has("plain", some.take(pa.array(where))) | marked[where] | retained[where]

@@ -43,27 +43,18 @@ class State:
         self.held: dict[int, list[Message]] = {}  # by device, oldest first
         self.past = past or Past()
         self.prints = Prints(self.past, self.keys_of)
-        self.read: dict[str, tuple[int, int]] = {}  # collector -> (segment, row)
-        self.reading: dict[str, tuple[int, int]] = {}  # the same, including the segment that is being read
-        # By kind (see `has`), the places (`prints.places`) of this batch's rows, and, if needed, of earlier batches' rows.
-        self.places: dict[str, list[np.ndarray]] = {}
-        self.earlier: dict[str, np.ndarray] = {}
-
-    def finish_segment(self) -> None:
-        """Mark the current segment's rows as read. Not earlier, because its row groups are not sorted by row number."""
-        self.read |= self.reading
+        self.read: dict[str, int] = {}  # the last segment of each collector that earlier batches read
+        self.earlier: dict[
+            str, np.ndarray
+        ] = {}  # by kind (see `has`), the places (`prints.places`) of their rows, if needed
 
     @cached_property
     def kept_from_us(self) -> int:
         """The time before which all rows were deleted for their age. Used only for rows that were read before."""
         return self.past.kept_from_us()
 
-    def wrote(self, kind: str, rows: pa.Table) -> None:
-        """Note the messages of some rows that are written to a table: a later segment of the batch may have copies of them."""
-        self.places.setdefault(kind, []).append(places(rows))
-
     def has(self, kind: str, rows: pa.Table) -> np.ndarray:
-        """Return which rows of a log are in a table, of this batch or an earlier one. Used only for rows that were read before.
+        """Return which rows of a log earlier batches have written to a table. Used only for rows that were read before.
 
         `kind` is the table's name; or `plain`: the readings of messages without an identity; or `packs`: the messages with one,
         stored in an earlier batch or held.
@@ -86,17 +77,17 @@ class State:
         its, earlier = places(rows), self.earlier[kind]
         # By bisection: `isin` would sort all rows of earlier batches for each row group.
         there: np.ndarray = np.searchsorted(earlier, its, "right") > np.searchsorted(earlier, its)
-        return there | np.isin(its, np.concatenate([np.zeros(0, np.uint64), *self.places.get(kind, ())]))
+        return there
 
-    def read_before(self, collector: pa.DictionaryArray, segment: pa.ChunkedArray, row: pa.ChunkedArray) -> np.ndarray:
-        """Return which rows of the collectors' logs were read before."""
+    def read_before(self, collector: pa.DictionaryArray, segment: pa.ChunkedArray) -> np.ndarray:
+        """Return which rows of the collectors' logs are of a segment that an earlier batch has read.
+
+        A batch reads a segment only once, and a segment has only its own rows (`task`).
+        """
         if isinstance(collector, pa.ChunkedArray):
             collector = encoded(collector)
-        read = [self.read.get(name, (0, -1)) for name in collector.dictionary.to_pylist()]
-        read_segment = np.array([one for one, _ in read], dtype=np.int64)[collector.indices.to_numpy()]
-        read_row = np.array([one for _, one in read], dtype=np.int64)[collector.indices.to_numpy()]
-        segments_of, rows_of = segment.to_numpy(), row.to_numpy()
-        before: np.ndarray = (segments_of < read_segment) | ((segments_of == read_segment) & (rows_of <= read_row))
+        read = np.array([self.read.get(name, -1) for name in collector.dictionary.to_pylist()], dtype=np.int64)
+        before: np.ndarray = segment.to_numpy() <= read[collector.indices.to_numpy()]
         return before
 
     # Devices and groups.

@@ -75,13 +75,12 @@ def run_batch(
     for segment in chosen:
         commit.stream_read[segment.collector] = segment.number
         commit.read[segment.collector] = max(segment.number, commit.read.get(segment.collector, 0))
-    read = {collector: (number, 1 << 62) for collector, number in (before.read if before else {}).items()}
     paths = [segment.path for segment in chosen]
     state = before.state if before else {}
     batch: dict[str, Any] = {
         "buckets": buckets,
         "batch": commit.batch,
-        "read": read,
+        "read": before.read if before else {},
         "paths": paths,
         "late_after_s": late_after_s,
     }

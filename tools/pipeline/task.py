@@ -64,7 +64,7 @@ def run(
     buckets: int,
     batch: int,
     state_files: dict[str, str],
-    read: dict[str, tuple[int, int]],
+    read: dict[str, int],
     paths: Iterable[str],
     late_after_s: float = 60.0,
     mapping: Mapping = NO_MAPPING,
@@ -98,7 +98,6 @@ def run(
                         plain_sums.append(found)
                     elif table not in ("ties", "tally"):
                         writers.write_by_day("readings" if table == "plain" else table, found)
-            state.finish_segment()
         if audited.ties:
             audited.ties = [ties.merge(state, known, seen_before, audited.ties)]
             writers.write_by_day("ties", audited.ties[0])
