@@ -1,12 +1,14 @@
 """Which segments a run reads, and which it misses. Without Spark."""
 
+import os
+
 import pytest
 
 from tools.landing import parquet, segments
 from tools.landing.log import Header, LandingLog
 from tools.pipeline import source, stream, task
 from tools.pipeline.commits import Output
-from tools.pipeline.storage import Storage
+from tools.pipeline.storage import Storage, StorageError
 
 
 def three_segments(landing):
@@ -110,6 +112,26 @@ def test_flipped_bit_in_a_segment_changes_no_row_silently(landing):
             assert str(error).startswith(path.name)
             refused += 1
     assert refused > len(pages) / 2
+
+
+@pytest.mark.parametrize(
+    "name", ["c.logs/\u00b2.log", "c.logs/7.log", "c-99999999999999999999.parquet", "7.parquet", "c.logs/x.log"]
+)
+def test_foreign_file_in_the_landing_is_ignored(landing, name):
+    found = three_segments(landing)
+    open_log(landing, 4)
+    (landing.directory / name).write_bytes(b"mine")
+    directory = Storage(str(landing.directory))
+    assert source.sealed(directory) == {"c": 3}
+    assert source.latest(directory) == found
+    assert [one.number for one in segments.find_segments(landing.directory)] == [1, 2, 3]
+
+
+def test_folder_with_a_name_that_is_not_utf_8_is_named(landing):
+    three_segments(landing)
+    (landing.directory / os.fsdecode(b"\xff.txt")).write_bytes(b"mine")
+    with pytest.raises(StorageError, match=rf"^{landing.directory}: the name of a file in it is not UTF-8"):
+        source.latest(Storage(str(landing.directory)))
 
 
 def test_landing_without_logs_has_no_known_last_segment(landing):

@@ -247,7 +247,7 @@ def log_path(directory: Path, number: int) -> Path:
 
 def log_numbers(directory: Path) -> list[int]:
     """Return the numbers of the logs in a directory, in ascending order."""
-    return sorted(int(path.stem) for path in directory.glob("*" + SUFFIX) if path.stem.isdigit())
+    return sorted(int(path.stem) for path in directory.glob("[0-9]" * 10 + SUFFIX))
 
 
 def packed(kind: int, level: int, number: int, time_us: int, body: bytes | bytearray | memoryview = b"") -> bytes:

@@ -21,7 +21,7 @@ BUCKETS = 8
 MOST_BUCKETS = 9999
 """Their numbers have four digits in the names of the tables' files."""
 
-NAME = re.compile(r"(?P<collector>[A-Za-z0-9](?:[A-Za-z0-9_.-]*[A-Za-z0-9_])?)-(?P<number>[0-9]{9,})\.parquet")
+NAME = re.compile(r"(?P<collector>[A-Za-z0-9](?:[A-Za-z0-9_.-]*[A-Za-z0-9_])?)-(?P<number>[0-9]{9,18})\.parquet")
 COLLECTOR_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,198}[A-Za-z0-9_])?")  # a file name has at most 255 bytes
 
 

@@ -89,8 +89,11 @@ class Storage:
     def list(self, name: str = "", recursive: bool = False) -> list[str]:
         """Return the names of the files in a directory, relative to it and sorted; empty if it does not exist."""
         base = self.path(name)
-        found = self.fs.get_file_info(pafs.FileSelector(base, allow_not_found=True, recursive=recursive))
-        return sorted(info.path[len(base) + 1 :] for info in found if info.type == pafs.FileType.File)
+        try:
+            found = self.fs.get_file_info(pafs.FileSelector(base, allow_not_found=True, recursive=recursive))
+            return sorted(info.path[len(base) + 1 :] for info in found if info.type == pafs.FileType.File)
+        except UnicodeDecodeError as error:
+            raise StorageError(f"{base}: the name of a file in it is not UTF-8: rename it, or move it away") from error
 
     def is_cut(self, name: str) -> bool:
         """Return whether a Parquet file lacks its end. An object store has no such file: a put is complete or was never done."""
