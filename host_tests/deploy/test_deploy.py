@@ -840,6 +840,25 @@ def test_full_board_is_named_before_anything_is_copied(tmp_path):
 
 
 @pytest.mark.req("B3")
+def test_space_that_replaced_files_need_in_addition_is_missed_before_anything_is_copied(tmp_path):
+    with Device(tmp_path / "board", wifi=WIFI) as device:
+        config = write_configuration(tmp_path / "config", 1)
+        names = [name for name in build.image("pico_w", "x64") if name.startswith("/lib/")]
+        folders = sorted({str(folder) for name in names for folder in Path(name).parents})[1:]
+        with Link(device.path) as link:
+            link.run(
+                f"import os\nfor p in {folders}: os.mkdir(p)\nfor p in {names}: open(p, 'w').close()", timeout_s=60
+            )
+            free = link.literal("import os\ns = os.statvfs('/'); print(s[0] * s[3])")
+            kb = (free - 64 * 1024 - 120_000) // 1024  # the library alone has more than 120 KB
+            link.run(f"f = open('/big', 'wb')\nfor _ in range({kb}): f.write(bytes(1024))\nf.close()", timeout_s=60)
+        status, _, complaints = run("deploy", "--port", device.path, "--config", str(config))
+        assert status == 1 and "too full" in complaints, complaints
+        with Link(device.path) as link:
+            assert "main.py" not in link.literal("import os; print(os.listdir('/'))")
+
+
+@pytest.mark.req("B3")
 def test_negative_free_space_is_treated_as_full(tmp_path):
     """MicroPython's littlefs counts a folder's blocks twice, so the number of free blocks may be negative: 2^32 - n."""
     with Device(tmp_path / "board", wifi=WIFI) as device:
@@ -1011,6 +1030,10 @@ def test_file_system_full_during_copy_keeps_the_old_file(tmp_path):
             link.put("/main.py", bytes(60000))
         assert link.get("/main.py") == b"print('old')\n"
         assert sorted(link.literal("import os; print(os.listdir('/'))")) == ["big", "main.py"]
+        with pytest.raises(BoardSaid):
+            link.run("import os\nfor n in range(99): os.mkdir('/%d' % n)")
+        with pytest.raises(Failure, match=r"file system is full: /app/main\.mpy does not fit"):
+            link.put("/app/main.mpy", b"")
 
 
 @pytest.mark.req("B3")

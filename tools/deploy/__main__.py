@@ -409,8 +409,11 @@ def deploy(arguments: argparse.Namespace) -> None:
                 "files",
                 f"{len(image)}: {new} new, {changed} changed, {unchanged} as they are; {size / 1000:.1f} KB to copy",
             )
-            found["free"] += freed_bytes(link, remove)
-            check_room(found, config, sum(_blocks(len(image[name])) for name in copy if name not in there))
+            replaced = [name for name in copy if name in there]
+            found["free"] += freed_bytes(link, remove + replaced)
+            sizes = {name: _blocks(len(image[name])) for name in copy}
+            # While a file is replaced, both are there.
+            check_room(found, config, sum(sizes.values()) + max((sizes[name] for name in replaced), default=0))
             if foreign and not arguments.dry_run:
                 names = ", ".join(foreign)
                 question = (
@@ -451,15 +454,13 @@ def deploy(arguments: argparse.Namespace) -> None:
 
 
 def _blocks(size: int) -> int:
-    return -(-size // SECTOR_BYTES) * SECTOR_BYTES
+    """Return the bytes of a file's own blocks. littlefs keeps small files in the folder's blocks."""
+    return -(-size // SECTOR_BYTES) * SECTOR_BYTES if size > SECTOR_BYTES // 8 else 0
 
 
 def freed_bytes(link: Link, remove: list[str]) -> int:
-    """Return the bytes that removing these files frees. littlefs keeps small files in the folder's blocks: they free none."""
-    if not remove:
-        return 0
-    sizes = link.literal(f"import os\nprint([os.stat(p)[6] for p in {remove!r}])")
-    return sum(_blocks(size) for size in sizes if size > SECTOR_BYTES // 8)
+    """Return the bytes that removing these files frees."""
+    return sum(map(_blocks, link.literal(f"import os\nprint([os.stat(p)[6] for p in {remove!r}])")))
 
 
 def check_room(found: dict, config: dict, needed: int) -> None:

@@ -273,7 +273,8 @@ class Link:
             return
         parts = folder.strip("/").split("/")
         made = ["/" + "/".join(parts[: depth + 1]) for depth in range(len(parts)) if parts[0]]
-        self._board.exec(f"import os\nfor p in {made!r}:\n try:\n  os.mkdir(p)\n except OSError: pass")
+        there = f"  if e.errno != {errno.EEXIST}: raise"
+        self._board.exec(f"import os\nfor p in {made!r}:\n try:\n  os.mkdir(p)\n except OSError as e:\n{there}")
         self._folders.add(folder)
 
     @staticmethod
