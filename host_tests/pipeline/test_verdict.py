@@ -150,7 +150,8 @@ def test_flipped_bit_in_a_file_of_the_tables_is_named_and_changes_no_row(local, 
     path = max(out.glob(f"{kind}/**/*.parquet"), key=lambda path: path.stat().st_size)
     name, good = str(path.relative_to(out)), path.read_bytes()
     rows, refused = output.storage.table(name), 0
-    pages = range(4, len(good) - 8 - int.from_bytes(good[-8:-4], "little"), 3)  # the footer has no checksum
+    end = len(good) - 8 - int.from_bytes(good[-8:-4], "little")  # the footer has no checksum
+    pages = range(4, end, end // 400 * 2 + 3)
     for at in pages:
         flipped = bytearray(good)
         flipped[at] ^= 1 << at % 8
