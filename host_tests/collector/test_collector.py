@@ -868,7 +868,7 @@ def packets_of(decoder, stream, chunk):
 
 @pytest.mark.req("P1", "W6")
 @pytest.mark.parametrize("level", [4, 5])
-@pytest.mark.parametrize("chunk", [1, 2, 5, 1000, 131_072, 1 << 20])
+@pytest.mark.parametrize("chunk", [1, 13, 1000, 131_072, 1 << 20])
 def test_oversize_and_short_messages_decode_the_same_in_any_chunks(level, chunk):
     size = 1 << 18
     head = b"\0" if level == 5 else b""
@@ -885,7 +885,7 @@ def test_oversize_and_short_messages_decode_the_same_in_any_chunks(level, chunk)
             text = json.dumps(description(text)).encode()
         qos = 1 if len(text) < 100 else number % 3
         expected.append((qos, len(text) > 100 and qos == 1, number if qos else 0, topic, text))
-    if chunk < 5:  # the size of reads does not matter inside a payload, and a million steps take long
+    if chunk == 1:  # the size of reads does not matter inside a payload, and a million steps take long
         stream, expected = stream[: len(long_publish(texts[0], 1, 1, True, head, b"t"))], expected[:1]
     decoder = OversizeDecoder(size, level)
     assert packets_of(decoder, stream, chunk) == expected
