@@ -509,7 +509,7 @@ class Client:
         """End the connection and reconnect. Meanwhile waiting tasks raise the store's error."""
         if not isinstance(error, _SHORT):
             self._failure = error
-        self.session.leave_unacknowledged()
+        self.session.handed = 0
         self._wake_waiters()
         self.link.fail(error, ticks_ms())
 
@@ -566,7 +566,7 @@ class Client:
         session = self.session
         waiting = session.waiting
         finished = 0
-        later = waiting and (waiting.entries or waiting.skipping or waiting.overflow) and waiting.must_wait(message)
+        later = waiting and waiting.must_wait(message)
         if not later:
             try:
                 for entry in session.subscriptions:
@@ -609,7 +609,7 @@ class Client:
         while piece in waiting.entries and not self._stopping:
             self._serve()
             await _sleep_ms(2)
-            self.connection.keep_open(ticks_ms())
+            session.long.keep_open(self.connection, ticks_ms())
             self.link.flush(ticks_ms())
             if not self.link.is_open():
                 return

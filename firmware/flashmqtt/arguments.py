@@ -149,13 +149,13 @@ def refuse_level(noted: int) -> None:
     raise UsageError("messages of level %d are stored: deliver them and disconnect, or format" % noted)
 
 
-def refuse_interruption() -> None:
-    """Refuse a call that interrupts another one."""
-    raise UsageError("called from a timer during another call: let the timer set a flag instead")
-
-
 def refuse_call(what: object) -> None:
-    """Refuse an `async def` handler (True), a call inside a handler that would block (False), or this time to wait."""
+    """Refuse a call that interrupts another one (None).
+
+    Or an `async def` handler (True), a call inside a handler that would block (False), or this time to wait.
+    """
+    if what is None:
+        raise UsageError("called from a timer during another call: let the timer set a flag instead")
     if what is True:
         raise UsageError("async def handlers are for flashmqtt.aio")
     if what is False:

@@ -426,7 +426,7 @@ class Client:
         link = self.link
         session = self.session
         if session.busy:
-            session.interrupted()
+            self._refuse(None)
         properties = self.disconnect_properties(code, expiry_s)
         deadline = self._deadline(timeout_s)
         session.busy = True  # until `stopped`
@@ -482,7 +482,7 @@ class Client:
         """
         session = self.session
         if session.busy:
-            session.interrupted()
+            self._refuse(None)
         try:
             session.busy = True
             now_ms = ticks_ms()
@@ -682,7 +682,7 @@ class Client:
             if link.handling:
                 self._refuse(False)
             if session.busy:  # before the `try`: the call that this one interrupts stays busy
-                session.interrupted()
+                self._refuse(None)
             begin_ms = now_ms = ticks_ms()
             handled = 0
             if session.waiting and session.waiting.entries:
@@ -720,10 +720,15 @@ class Client:
                 else:
                     handled += 1
                     try:
-                        self._handler_failed(error)
+                        self._finished = -1
+                        self.load_waiting().failed_now(error, finished)
+                        if not _isinstance(error, Exception):
+                            raise error
+                        if session.handed:
+                            self._acknowledge()
                     except (MemoryError, KeyboardInterrupt) as full:  # a call may need memory
                         if session.handed:  # it does not wait: the broker sends the message again
-                            session.leave_unacknowledged()
+                            session.handed = 0
                             link.fail(full, now_ms)
                         raise
             if self.errors and timeout_ms is not None:
@@ -788,11 +793,7 @@ class Client:
         # (Not more than four locals here, and no `try`: a frame over 11 words is allocated on the heap, which takes 25 us.)
         session = self.session
         self._finished = 0
-        if (
-            session.waiting
-            and (session.waiting.entries or session.waiting.skipping or session.waiting.overflow)
-            and session.waiting.must_wait(session.message)
-        ):
+        if session.waiting and session.waiting.must_wait(session.message):
             session.waiting.add(ticks_ms())
             self._finished = -1
             return False
@@ -820,16 +821,6 @@ class Client:
             self._acknowledge()  # now: even if the connection fails next, a handler that has finished must not run again
         self._finished = -1
         return True
-
-    def _handler_failed(self, error: "Any") -> None:
-        """Let the message wait whose handler raised this error; raise the error if it ends the program."""
-        finished = self._finished
-        self._finished = -1
-        self.load_waiting().failed_now(error, finished)
-        if not isinstance(error, Exception):
-            raise error
-        if self.session.handed:
-            self._acknowledge()
 
     def load_waiting(self) -> "Any":
         """Return the queue of waiting messages; load it when it is first needed."""

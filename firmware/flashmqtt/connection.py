@@ -167,7 +167,7 @@ class Connection:
         session = self.session
         output = self.output
         session.disconnected()
-        session.leave_unacknowledged()
+        session.handed = 0
         self.decoder.reset()
         self._next = self.decoder.next
         # A clean start discards the broker's session [MQTT-3.1.2-6], 5: [MQTT-3.1.2-4]. Without a note, the broker may still
@@ -415,14 +415,6 @@ class Connection:
             self.session.pump(now_ms)
 
     # --- time ---
-
-    def keep_open(self, now_ms: int) -> None:
-        """Keep the connection open while nothing is read because the program is busy with a message."""
-        half = self.keep_alive_ms >> 1
-        if half and ticks_diff(now_ms, self.output.sent_ms) >= half:
-            self.ping()
-        self.received_ms = self._scanned_ms = now_ms
-        self._pinged = False
 
     def ping(self) -> "Any":
         """Put a PINGREQ if there is room; return whether there was."""

@@ -105,7 +105,7 @@ class Deferred(WaitingQueue):
             message = self.refuse(None, ticks_ms(), isinstance(error, Exception), finished)
         except BaseException as full:  # no memory, or Ctrl-C: the broker sends it again
             message = None
-            client.session.leave_unacknowledged()
+            client.session.handed = 0
             client.link.fail(full, ticks_ms())
             if not isinstance(full, MemoryError):
                 raise

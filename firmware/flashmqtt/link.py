@@ -265,7 +265,7 @@ class Link:
         # MicroPython raises ValueError for a refused certificate.
         if not isinstance(error, _WORLD) and not (self._tls and isinstance(error, ValueError)):
             if not isinstance(error, Exception):  # Ctrl-C: a handler may not have run yet
-                self._session.leave_unacknowledged()
+                self._session.handed = 0
             raise error
         self.fail(error, now_ms)
 
@@ -287,7 +287,14 @@ class Link:
             start = output.start
             if not self.write_to(self.sock, now_ms) and output.end:
                 if output.start == start:
-                    self.events = self._shake(now_ms) if self.shaking else _POLLIN | _POLLOUT
+                    self.events = _POLLIN | _POLLOUT
+                    if self.shaking:
+                        if self.feed:  # the last step of the handshake may have taken seconds
+                            self.feed()
+                        self.events = self.shaking.wants
+                        if self.shaking.moved:
+                            self.shaking.moved = False
+                            self._stuck_ms = now_ms
                     if not self._stuck:
                         self._stuck = True
                         self._stuck_ms = now_ms
@@ -325,16 +332,6 @@ class Link:
             elif not connection.disconnect(code, properties):
                 return False  # a task is sending a long QoS 0 message
         return False
-
-    def _shake(self, now_ms: int) -> "Any":
-        """Return the events to poll for; feed, as the last step of the handshake may have taken seconds."""
-        if self.feed:
-            self.feed()
-        shaking = self.shaking
-        if shaking.moved:
-            shaking.moved = False
-            self._stuck_ms = now_ms
-        return shaking.wants
 
     def _connect(self, now_ms: int) -> "Any":
         """Advance the connection attempt."""

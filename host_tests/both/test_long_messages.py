@@ -399,7 +399,7 @@ def test_only_the_chunk_whose_handler_failed_is_repeated():
         broker.give(publish(b"a", body, 2, 9))
         with pytest.raises(OSError):
             broker.give(pubrel(9))
-        broker.session.leave_unacknowledged()
+        broker.session.handed = 0
         broker.drop()
         broker.connect(1)
         broker.process()

@@ -9,7 +9,7 @@ handlers.
 """
 
 from flashmqtt.codec.encode import put_length, put_publish_head
-from flashmqtt.compat import TYPE_CHECKING, const
+from flashmqtt.compat import TYPE_CHECKING, const, ticks_diff
 from flashmqtt.errors import StoreCorrupt, StoreFull, StoreWorn
 from flashmqtt.fast import copy, equal
 
@@ -72,6 +72,14 @@ class Long:
                 session.inbound.leave(1, now_ms, 0)
                 session.store.hold_abandon()
             raise
+
+    def keep_open(self, connection: "Any", now_ms: int) -> None:
+        """Keep the connection open while nothing is read because the program is busy with a piece."""
+        half = connection.keep_alive_ms >> 1
+        if half and ticks_diff(now_ms, connection.output.sent_ms) >= half:
+            connection.ping()
+        connection.received_ms = connection._scanned_ms = now_ms
+        connection._pinged = False
 
     def _receive(self, packet: "Any", now_ms: int) -> "Any":
         session = self._session

@@ -163,7 +163,8 @@ class Session:
         # Incoming.
         self.message: "Any" = None  # the `Message` that was received last
         self.chunks = False  # whether a message longer than the decoder's buffer is handed over in pieces
-        # The packet type that acknowledges the handed-over message; 0: no message, or no acknowledgement.
+        # The packet type that acknowledges the handed-over message; 0: no message, or no acknowledgement: if the application has
+        # not taken it, it will be handed over again.
         self.handed = 0
         self.handed_id = 0
         self.pending_ack = 0  # the packet type of an acknowledgement that had no room, 0: none
@@ -314,16 +315,6 @@ class Session:
             pass  # the store takes no writes any more; stored messages are still sent
 
     # --- the application's side ---
-
-    def interrupted(self) -> None:
-        """Refuse a call that interrupts another one.
-
-        Raises:
-            UsageError: always.
-        """
-        from flashmqtt.arguments import refuse_interruption
-
-        refuse_interruption()
 
     def publish(
         self, topic: "Any", payload: "Any", qos: int, retain: bool = False, properties: "Any" = None, now_ms: int = -1
@@ -597,11 +588,6 @@ class Session:
             self.dup_to = seq + 1
         return True
 
-    def report_later(self, event: "Any", handle: "Any", code: int) -> None:
-        """Append an event for `report`."""
-        self.reports.extend((event, handle, code))
-        self.urgent = True
-
     def report(self) -> "Any":
         """Return the next report's event, and set `handle` and `code`; 0: there is none, or the socket is to be served first."""
         reports = self.reports
@@ -774,10 +760,6 @@ class Session:
             output.end = end + 4
         else:
             output.put_ack(kind, self.handed_id)
-
-    def leave_unacknowledged(self) -> None:
-        """Do not acknowledge the message, which the application has not taken: it will be handed over again."""
-        self.handed = 0
 
     # --- time ---
 

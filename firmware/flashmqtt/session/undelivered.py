@@ -57,6 +57,11 @@ class Undelivered:
                 return True
         return False
 
+    def report(self, event: "Any", handle: "Any", code: int) -> None:
+        """Append an event for the session's `report`."""
+        self._session.reports.extend((event, handle, code))
+        self._session.urgent = True
+
     def doubt(self, seq: int) -> None:
         """The broker lost the session with a message past PUBREC: publish it again or drop it (`republish`)."""
         session = self._session
@@ -67,14 +72,14 @@ class Undelivered:
         else:
             self.note(seq, seq)
             store.finish(seq)
-        session.report_later(_IN_DOUBT, seq, 0)
+        self.report(_IN_DOUBT, seq, 0)
 
     def set_aside(self, event: "Any", seq: int, code: int) -> None:
         """Stop sending a message, report this event, and finish the message after its report was handed over."""
         session = self._session
         if not session.states[seq & 31] & _ASIDE:
             self.put_aside(event, seq)
-            session.report_later(event, seq, code)
+            self.report(event, seq, code)
 
     def put_aside(self, event: "Any", seq: int) -> None:
         """Do the same for a message that the caller reports now."""
@@ -140,4 +145,4 @@ class Undelivered:
         if reports and reports[-3] == _DROPPED and reports[-1] == first - 1:
             reports[-1] = last
         elif len(reports) < 3 * _REPORTS:
-            session.report_later(_DROPPED, first, last)
+            self.report(_DROPPED, first, last)

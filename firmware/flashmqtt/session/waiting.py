@@ -162,12 +162,12 @@ class WaitingQueue:
             takers = entry.takers = self.claims(entry)
         return takers
 
-    def must_wait(self, message: "Any") -> bool:
+    def must_wait(self, message: "Any") -> "Any":
         """Return whether a message that has just arrived must wait behind others."""
         if self.skipping or (message.qos == 1 and (self.overflow or (self.owing and self._count() >= 2 * self.limit))):
             return True
         try:
-            return self._is_behind(self.claims(message), self._begun(), False)
+            return self.entries and self._is_behind(self.claims(message), self._begun(), False)
         except MemoryError:
             return True
 
