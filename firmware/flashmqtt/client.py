@@ -74,6 +74,7 @@ _isinstance = isinstance
 _str = str
 _bytes = bytes
 _IPOLL = hasattr(_poll(), "ipoll")
+_NO_MEMORY = (MemoryError, KeyboardInterrupt)  # made here: a tuple needs memory
 # The longest wait between two calls of `feed`; and the longest time that `poll` works when the broker sends without a pause.
 _SLICE_MS = const(200)
 _REFUSALS = const(64)  # how many codes of refused messages are kept
@@ -726,7 +727,7 @@ class Client:
                             raise error
                         if session.handed:
                             self._acknowledge()
-                    except (MemoryError, KeyboardInterrupt) as full:  # a call may need memory
+                    except _NO_MEMORY as full:
                         if session.handed:  # it does not wait: the broker sends the message again
                             session.handed = 0
                             link.fail(full, now_ms)

@@ -52,7 +52,7 @@ _READS = const(4)  # reads in one call of `step`
 _READ_OUT = const(5)  # in place of a count: the last read emptied the socket
 _SENDING_MS = const(5)
 _BATCH_MS = const(2)  # delay before refilling the window, to batch writes
-_NEAR_MS = const(16000)  # the longest delay while attempts reach no broker, or this broker never accepted a connection
+_NEAR_MS = const(16000)  # the longest delay while no broker is reached, or it never accepted a connection
 _REFUSED = const(111)  # ECONNREFUSED: the host answered, so the network works
 
 
@@ -107,7 +107,7 @@ class Link:
         self.drained = False  # the last read emptied the socket: do not read again before it is ready
         self._stuck = False
         self._stuck_ms = 0
-        self._unproved = False  # this connection has not delivered a message and has not lasted `lasting_ms`
+        self._unproved = False  # this connection has neither delivered a message nor lasted `lasting_ms`
         self.reported = False  # CONNECTED was returned, and DISCONNECTED not yet
         if self._is_known():
             backoff.step = max(backoff.step, self._session.kept_step())
@@ -132,7 +132,7 @@ class Link:
             self._retry_at(ticks_add(now_ms, delay))
 
     def stop(self) -> None:
-        """Close the socket, and stay closed [MQTT-3.14.4-1]; 5: [MQTT-3.14.4-2]."""
+        """Close the socket, stay closed [MQTT-3.14.4-1]; 5: [MQTT-3.14.4-2]."""
         self._state = _STOPPED
         self.reported = False
         self._close()
@@ -226,7 +226,7 @@ class Link:
                         event = NOTHING
                 elif event == DELIVERED:
                     if ticks_diff(now_ms, output.sent_ms) >= _BATCH_MS and session.has_more():
-                        self.flush(now_ms)  # refill the window now: the rest of the batch of answers takes time
+                        self.flush(now_ms)  # refill the window now: the other answers take time
                     break
                 elif event == OUTPUT:
                     if not self.write(now_ms):
@@ -256,21 +256,20 @@ class Link:
         return event
 
     def ended(self, error: "Any", now_ms: int) -> None:
-        """Process what `step` raised. An error of network or peer ends the connection and is kept in `error`.
-
-        Raises:
-            error: it is an error of the store or the caller.
-        """
-        self._session.busy = False
+        """Process what `step` raised. An error of network or peer ends the connection; others are raised."""
+        session = self._session
+        session.busy = False
         # MicroPython raises ValueError for a refused certificate.
         if not isinstance(error, _WORLD) and not (self._tls and isinstance(error, ValueError)):
             if not isinstance(error, Exception):  # Ctrl-C: a handler may not have run yet
-                self._session.handed = 0
+                session.handed = 0
+            if isinstance(error, MemoryError) and not (session.handed or session.urgent):
+                self.fail(error, now_ms)  # the packet is lost
             raise error
         self.fail(error, now_ms)
 
     def flush(self, now_ms: int) -> None:
-        """Put and write packets. A network error ends the connection; it is not raised."""
+        """Put and write packets. A network error ends the connection."""
         if self._state == _UP:
             try:
                 while True:
@@ -439,7 +438,7 @@ class Link:
         self.wait_ms = 0
 
     def _prove(self) -> None:
-        """This connection has lasted or delivered a message: the next delay is the shortest."""
+        """It has lasted or delivered a message: the next delay is the shortest."""
         self._unproved = False
         self.backoff.step = 0
         self._keep_step()

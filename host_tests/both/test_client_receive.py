@@ -13,6 +13,15 @@ from loopback import Loopback, poll_until
 from test_client import connected
 from wire import CutStore, id_of, publish, pubrel, split, text
 
+try:
+    from micropython import heap_lock, heap_unlock
+except ImportError:  # CPython
+
+    def heap_lock():
+        """Do nothing."""
+
+    heap_unlock = heap_lock
+
 
 def acknowledged(broker):
     """Return the packet ids of the PUBACKs and PUBCOMPs, in the order in which they came."""
@@ -1006,6 +1015,39 @@ def test_message_not_taken_is_not_acknowledged_although_no_memory_was_left_to_ke
     mqtt.disconnect()
 
 
+@pytest.mark.req("Q3", "Q4", "R4")
+@pytest.mark.parametrize("qos", [1, 2])
+def test_message_is_not_acknowledged_although_no_memory_at_all_was_left_to_keep_it(qos):
+    """Even the tuple of an `except` with two classes needs memory."""
+    broker, mqtt = connected()
+    broker.present = 1
+    works = mqtt.load_waiting
+    calls = []
+
+    def no_memory():
+        calls.append(0)
+        heap_lock()
+        raise MemoryError
+
+    mqtt.load_waiting = no_memory
+    broker.give(publish(b"a", b"1", qos, 1), *([pubrel(1)] if qos == 2 else []))
+    with pytest.raises(MemoryError):
+        poll_until(mqtt, lambda: False)
+    for _ in calls:
+        heap_unlock()
+    assert len(calls) == 2
+    mqtt.load_waiting = works
+    poll_until(mqtt, lambda: broker.connects == 2 and mqtt.connected)
+    turn(broker, mqtt)
+    assert acknowledged(broker) == []
+    broker.give(publish(b"a", b"1", 1, 1, dup=1) if qos == 1 else pubrel(1))
+    seen = []
+    mqtt.subscribe("a", 2, lambda m: seen.append(m.payload))
+    poll_until(mqtt, lambda: acknowledged(broker) == [1])
+    assert seen == [b"1"] and not mqtt.session.store.held()
+    mqtt.disconnect()
+
+
 @pytest.mark.req("Q4", "R4")
 def test_qos_2_message_of_a_clean_client_is_handed_over_although_no_memory_was_left_to_keep_it():
     broker, mqtt = connected(clean=True)
@@ -1344,6 +1386,45 @@ def test_first_message_comes_again_if_there_was_no_memory_for_its_object(qos):
     broker.give(pubrel(7) if qos == 2 else publish(b"a", b"x", 1, 7, dup=1))
     poll_until(mqtt, lambda: acknowledged(broker) == [7])
     assert got == [b"x"]
+    mqtt.disconnect()
+
+
+@pytest.mark.req("Q1", "R4")
+@pytest.mark.parametrize("name", ["load_message", "acknowledged", "connected", "request"])
+def test_packet_that_was_read_when_no_memory_was_left_comes_again(name):
+    """Also if no memory is left for the ConnectionLost of `load_message`."""
+    broker, mqtt = connected(response_s=0, keep_alive_s=0)
+    broker.present = 1
+    got = []
+    mqtt.on_message = lambda message: got.append(message.payload)
+    mqtt.subscribe("a", 1, mqtt.on_message)
+    owner = mqtt.session
+    if name == "acknowledged":
+        owner = mqtt.connection
+        name = "_acknowledged"
+    elif name == "request":
+        owner = mqtt.session.requests
+        name = "answered"
+    works = getattr(owner, name)
+
+    def no_memory(*_):
+        setattr(owner, name, works)
+        raise MemoryError
+
+    setattr(owner, name, no_memory)
+    handle = mqtt.publish("b", b"1", 1)
+    if name == "connected":
+        broker.drop()
+    else:
+        broker.give(publish(b"a", b"x", 1, 7))
+    with pytest.raises(MemoryError):
+        if name == "answered":
+            mqtt.subscribe("b", 1)
+        poll_until(mqtt, lambda: False)
+    poll_until(mqtt, lambda: broker.connects == (3 if name == "connected" else 2) and mqtt.connected)
+    broker.give(publish(b"a", b"x", 1, 7, dup=1))
+    poll_until(mqtt, lambda: mqtt.delivered(handle) and got)
+    assert mqtt.subscribe("b", 1) == 1
     mqtt.disconnect()
 
 
