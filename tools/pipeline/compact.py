@@ -7,8 +7,8 @@ old files are deleted after that. The stream may run at the same time: it only a
 
 `--keep-days N` also deletes readings, prints, duplicates and quarantine that arrived more than N days ago; the whole audit is
 kept. `--retire LANDING` deletes segments that are in the tables; with `--keep-raw-days N` only those that were sealed
-more than N days ago. Days are counted back from the newest message: a clock in the future deletes nothing, and a fleet that
-has stopped keeps its last N days permanently.
+more than N days ago. Days are counted back from the newest message: a clock in the future deletes nothing, unless a
+collector's clock is wrong, too; and a fleet that has stopped keeps its last N days permanently.
 """
 
 from __future__ import annotations
