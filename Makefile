@@ -4,7 +4,8 @@ $(error This Makefile needs its own folder: use `make -C FOLDER TARGET` instead 
 endif
 PYTHON ?= $(firstword $(foreach name,python3 python3.14 python3.13 python3.12 python3.11,$(shell command -v $(name))) python3)
 VENV := .venv
-PY := $(VENV)/bin/python
+# exec: Python replaces the shell of a recipe, so that a signal for that shell reaches Python.
+PY := exec $(VENV)/bin/python
 export PYTHONPATH := $(CURDIR):$(CURDIR)/firmware
 export PYTHONDONTWRITEBYTECODE := 1
 

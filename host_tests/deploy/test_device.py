@@ -310,6 +310,10 @@ def test_network_without_a_name_or_a_password_is_refused(wifi):
     assert ran.returncode == 2 and "NETWORK:PASSWORD" in ran.stderr and "secret12" not in ran.stderr
 
 
+def children_of(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
 @pytest.mark.req("B3")
 def test_board_ends_with_its_supervisor_however_that_ends(tmp_path):
     words = [*COMMAND, "--directory", str(tmp_path)]
@@ -317,6 +321,18 @@ def test_board_ends_with_its_supervisor_however_that_ends(tmp_path):
         found = re.search(r"is on (/dev/\S+);", supervisor.stdout.readline())
         with Link(found[1]) as link, pytest.raises(Failure):
             link.run("import time\nwhile True: time.sleep(1)", timeout_s=1)
-        (board,) = Path(f"/proc/{supervisor.pid}/task/{supervisor.pid}/children").read_text().split()
+        (board,) = children_of(supervisor.pid)
         supervisor.kill()
     until(lambda: not Path(f"/proc/{board}").exists(), lambda: Path(f"/proc/{board}/status").read_text())
+
+
+@pytest.mark.req("B3")
+def test_sigterm_for_the_shell_of_make_ends_the_virtual_board(tmp_path):
+    words = ["make", "-o", "setup", f"VENV={sys.prefix}", "virtual-board", f"DIR={tmp_path}"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=ROOT) as make:
+        while "is on /dev/" not in make.stdout.readline():
+            pass
+        (shell,) = children_of(make.pid)
+        started = [shell, *children_of(shell)]
+        os.kill(shell, signal.SIGTERM)
+    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in started), lambda: started)
