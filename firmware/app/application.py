@@ -152,6 +152,8 @@ class Application:
         except (StoreFull, StoreWorn) as error:
             if isinstance(error, StoreWorn):  # stored messages can still be delivered: see `turn`
                 self._worn = error
+            elif not (journal.waiting or self.config["log"]):  # it never fits; the client's log has this, too
+                print("not stored: %s: %s" % (kind, error))
             self.refused += 1
             return 0
 

@@ -478,7 +478,7 @@ class Client:
 
         Raises:
             InvalidTopic: not a valid topic name. UsageError: an invalid QoS, property or payload type.
-            StoreFull: no room, and the store's policy is to refuse.
+            StoreFull: no room, and the store's policy is to refuse; or the message is too long for the whole store.
             BufferTooSmall: the topic, with the properties, does not fit in buffer_bytes.
         """
         session = self.session

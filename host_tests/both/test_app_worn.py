@@ -491,6 +491,17 @@ def test_messages_in_doubt_are_reported_although_the_store_was_full(policy):
     broker.close()
 
 
+@pytest.mark.parametrize("policy", ["refuse", "drop-newest", "drop-oldest"])
+@pytest.mark.req("S5", "R5")
+def test_reading_longer_than_any_journal_is_named_and_counted(policy):
+    application, broker = _with([], when_full=policy, log=False)
+    handle, lines = printed(lambda: application.publish("readings", 1, [{"n": "a" * 20000, "v": 1}]))
+    assert handle == 0 and len(lines) == 1 and lines[0].startswith("not stored: readings: 20")
+    assert lines[0].endswith(" bytes; %d at most, 0 messages wait" % (4 * 15 * 232))
+    assert _number(records(application), "dropped") == 1
+    broker.close()
+
+
 class Slow:
     """A sensor whose read returns the measurement that the previous read started; a measurement takes 750 ms."""
 

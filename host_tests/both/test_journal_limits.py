@@ -81,7 +81,9 @@ def test_long_message_without_room_is_dropped_as_newest_and_counted():
     fill(journal)
     dropped = journal.dropped
     assert journal.append(bytes(4000), 4000) == 0
-    assert not journal.begin(7000) and journal.dropped == dropped + 2
+    assert not journal.begin(6900) and journal.dropped == dropped + 2
+    with pytest.raises(StoreFull, match="7000 bytes; 6960 at most"):  # not even into an empty journal
+        journal.begin(7000)
 
 
 @pytest.mark.req("S5")

@@ -45,7 +45,7 @@ class Pieces:
             refuse_worn(journal)
         most = longest_message(journal)
         if length > most or not (may_drop_for(journal, length) or has_room(journal, length, journal._reserve, True)):
-            if journal.policy != DROP_NEWEST:
+            if length > most or journal.policy != DROP_NEWEST:
                 raise StoreFull("%d bytes; %d at most, %d messages wait" % (length, most, journal.waiting))
             journal.dropped += 1
             return False
