@@ -2,8 +2,8 @@
 
 A board starts without knowing the time. Its messages have the uptime from the first sample on. Once a server has answered, the
 difference of UTC and uptime is known, so that all messages of this boot can be dated, also those stored before. The answer is
-checked: it must come from a synchronised server and have the random number of the request, so that a late or forged packet does
-not set the clock.
+checked: it must come from a synchronised server, be later than 2024, and have the random number of the request, so that a late
+or forged packet does not set the clock.
 """
 
 import socket
@@ -12,6 +12,7 @@ from flashmqtt.compat import const, ticks_diff, ticks_ms
 
 _TO_1970 = const(2208988800)  # seconds from NTP's epoch, 1900
 _ERA = const(1 << 32)
+_LEAST = const(3944678400)  # 2025: an earlier time is that of a server whose own clock is not set
 _ANSWER_MS = const(2000)
 _RETRY_LEAST_MS = const(5000)
 _RETRY_MOST_MS = const(600000)
@@ -48,6 +49,8 @@ def answer(packet, nonce):
     seconds = int.from_bytes(packet[40:44], "big")
     if seconds < _ERA // 2:  # after February 2036
         seconds += _ERA
+    if seconds < _LEAST:
+        return None
     return (seconds - _TO_1970) * 1000 + (int.from_bytes(packet[44:48], "big") * 1000 >> 32)
 
 

@@ -36,6 +36,8 @@ def test_time_after_february_2036_is_right():
         {"first": 0xE4},
         {"stratum": 0},
         {"stratum": 16},
+        {"seconds": 2208988800},  # 1970: a router whose clock is not set
+        {"seconds": 2208988800 + 1735689599},
     ],
 )
 @pytest.mark.req("B4")
