@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 
 import pytest
@@ -13,22 +14,30 @@ MICROPYTHON = "@micropython"  # how the name of a test's twin ends
 
 
 class _Collected:
-    """A pytest plugin that keeps the arguments of the marks with this name."""
+    """A pytest plugin that keeps the tests."""
 
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self.found: list[tuple[str, str]] = []
+    items: list[pytest.Item]
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
-        """Keep every collected item's marks."""
-        for item in session.items:
-            self.found += [(item.nodeid, said) for mark in item.iter_markers(self._name) for said in mark.args]
+        """Keep every collected item."""
+        self.items = list(session.items)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
         """End pytest at Ctrl-C, which it would show in many lines; it also calls this if a file can't be collected."""
         if excinfo.type is KeyboardInterrupt:
             raise excinfo.value
+
+
+@functools.cache
+def _items() -> list[pytest.Item]:
+    """Return all tests."""
+    collected, printed = _Collected(), io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        status = pytest.main(["--collect-only", "-q", str(ROOT / "host_tests")], plugins=[collected])
+    if status != pytest.ExitCode.OK:
+        raise SystemExit(printed.getvalue()[-3000:])
+    return collected.items
 
 
 def collect(name: str) -> list[tuple[str, str]]:
@@ -38,9 +47,4 @@ def collect(name: str) -> list[tuple[str, str]]:
         SystemExit: pytest could not collect; the text is its output.
         KeyboardInterrupt: Ctrl-C.
     """
-    collected, printed = _Collected(name), io.StringIO()
-    with contextlib.redirect_stdout(printed):
-        status = pytest.main(["--collect-only", "-q", str(ROOT / "host_tests")], plugins=[collected])
-    if status != pytest.ExitCode.OK:
-        raise SystemExit(printed.getvalue()[-3000:])
-    return collected.found
+    return [(item.nodeid, said) for item in _items() for mark in item.iter_markers(name) for said in mark.args]
