@@ -13,10 +13,12 @@ from tools.proof.faults.hostile.wrongs import MOMENTS, WRONGS
 
 WORKERS = 16
 BROKER_IS_WRONG = ("malformed", "violation")
-# Levels 3 and 5 differ in the malformed packets, but hardly in the moments, so only some run here; `make hostile` runs all cases.
+# `make hostile` runs all cases. Here, malformed packets come at some moments only: one decoder reads all packets, and "the end"
+# is a reconnection at every moment. Levels 3 and 5 differ from 4 in the malformed packets, but hardly in the moments.
 SOME_MOMENTS = ("connect", "pubrec", "out2", "idle")
+MORE_MOMENTS = (*SOME_MOMENTS, "publish1", "pubrel")
 ALL = [
-    *all_cases("4", "mpy"),
+    *(case for case in all_cases("4", "mpy") if case.wrong.outcome != "malformed" or case.moment in MORE_MOMENTS),
     *(case for case in all_cases("5", "mpy") if case.moment in SOME_MOMENTS),
     *(case for case in all_cases("3", "cpy") if case.moment == "idle"),
 ]
@@ -27,7 +29,7 @@ def test_every_broker_fault_at_every_moment_is_named_or_tolerated():
     verdicts = []
     asyncio.run(run_cases(ALL, WORKERS, verdicts.append))
     assert {str(verdict.case): verdict.problems for verdict in verdicts if verdict.problems} == {}
-    assert len(verdicts) == len(ALL) > 1400
+    assert len(verdicts) == len(ALL) > 1100
     # Floods and endless packets leave no memory allocated after their case; the modules of level 5 need 24 KB.
     heaps = [verdict.heap for verdict in verdicts if verdict.case.interpreter == "mpy"]
     assert max(heaps) - min(heaps) < 40_000
