@@ -372,13 +372,12 @@ def test_wrong_buckets_checkpoint_format_or_landing_is_refused(spark, five, tmp_
         go(spark, five, tmp_path / "new")
 
 
-@pytest.mark.req("P4")
-@pytest.mark.parametrize("how", ["a flipped bit", "a flipped bit of another column", "truncated", "empty", "swapped"])
-def test_full_check_names_a_damaged_file(spark, five, out, capsys, how):
+def damaged(local, landing, out, how):
+    """Return the output of a landing, and its largest file of readings, which is damaged."""
     for device in "bcd":
-        five.message(device, 1, 1)
-    five.seal()
-    once(spark, str(five.directory), str(out), 2)
+        landing.message(device, 1, 1)
+    landing.seal()
+    once(local, str(landing.directory), str(out), 2)
     path = max(out.glob("readings/**/*.parquet"), key=lambda path: path.stat().st_size)
     content = bytearray(path.read_bytes())
     column = schemas.READINGS.names.index("value" if "other" in how else "seq")
@@ -386,6 +385,21 @@ def test_full_check_names_a_damaged_file(spark, five, out, capsys, how):
     content[page.data_page_offset + page.total_compressed_size - 1] ^= 0x10  # the last byte of its page
     other = next(one for one in out.glob("readings/**/*.parquet") if one != path).read_bytes()
     path.write_bytes({"truncated": content[:-20], "empty": b"", "swapped": other}.get(how, content))
+    return Output(str(out)), path
+
+
+@pytest.mark.req("P4")
+@pytest.mark.parametrize("how", ["a flipped bit", "a flipped bit of another column", "truncated", "empty", "swapped"])
+def test_full_check_reads_no_damaged_file(local, five, out, how):
+    output, path = damaged(local, five, out, how)
+    names = iter([pa.record_batch([output.files("readings")], ["name"])])
+    with pytest.raises(StorageError, match=f"^{path} is damaged"):
+        list(check._read(output.storage, names))
+
+
+@pytest.mark.req("P4")
+def test_full_check_names_a_damaged_file_that_spark_would_read(spark, local, five, out, capsys):
+    _, path = damaged(local, five, out, "a flipped bit of another column")
     assert check.main(["--out", str(out)]) == 2
     said = capsys.readouterr()
     assert said.err.startswith(f"check: {path} is damaged")
@@ -413,27 +427,21 @@ def test_file_that_was_replaced_by_another_one_of_its_kind_is_damaged(local, fiv
 
 
 @pytest.mark.req("P3", "P4")
-def test_check_command_keeps_an_existing_spark_session(spark, five, out, capsys):
-    go(spark, five, out)
-    capsys.readouterr()
-    assert check.main(["--out", str(out)]) == 0
-    assert "tables and audit agree" in capsys.readouterr().out
-    assert spark.range(3).count() == 3
-
-
-def test_full_check_agrees_with_the_audit_and_finds_damaged_rows(spark, five, out):
+def test_full_check_agrees_with_the_audit_finds_damaged_rows_and_keeps_an_existing_session(spark, five, out, capsys):
     five.message("b", 1, 1)
     five.seal()
     output = go(spark, five, out)
     assert verdict.judge(output).line == verdict.WHOLE
-    found = check.full_check(spark, str(out))
-    assert (found.boots, found.messages, found.agrees) == (2, 6, True)
+    capsys.readouterr()
+    assert check.main(["--out", str(out)]) == 0
+    assert "6 messages of 2 boots: tables and audit agree" in capsys.readouterr().out
     commit = output.latest()
     (name,) = commit.files["readings"]
     table = pq.read_table(output.storage.path(name), partitioning=None)
     pq.write_table(pa.concat_tables([table.slice(0, 3), table.slice(0, 1), table.slice(5)]), output.storage.path(name))
     found = check.full_check(spark, str(out))
-    assert (found.twice, found.absent, found.strange, found.agrees) == (1, 2, 0, False)
+    assert (found.boots, found.messages, found.agrees) == (2, 4, False)
+    assert (found.twice, found.absent, found.strange) == (1, 2, 0)
     assert [(row.device, row.twice, row.absent) for row in found.rows] == [("a", 1, 2)]
 
 
