@@ -28,7 +28,7 @@ needs_mosquitto = pytest.mark.skipif(find_mosquitto() is None, reason="no mosqui
 @pytest.mark.parametrize("suite", SHORT, ids=[suite.name for suite in SHORT])
 def test_cut_at_any_place_keeps_the_delivery_guarantees(suite):
     tally = Tally()
-    asyncio.run(run_suite(suite, tally, WORKERS))
+    asyncio.run(run_suite(replace(suite, workers=WORKERS), tally))
     assert tally.failing == []
     assert tally.counts["cases"] > 2 * len(suite.bases)
     assert tally.counts["not_reached"] <= tally.counts["cases"] // 20
@@ -54,7 +54,7 @@ def test_message_past_pubrec_is_in_doubt_when_the_connack_that_reports_the_loss_
 def test_window_of_8_with_journal_fits_the_full_runs_heap():
     (tight,) = (suite for suite in FULL if suite.heap != HEAP)
     tally = Tally()
-    asyncio.run(run_suite(replace(tight, depth=0), tally, WORKERS))
+    asyncio.run(run_suite(replace(tight, depth=0, workers=WORKERS), tally))
     assert tally.failing == []
     assert tally.counts["cases"] == len(tight.bases)
 
@@ -64,7 +64,7 @@ def test_window_of_8_with_journal_fits_the_full_runs_heap():
 @pytest.mark.parametrize("level", [4, 5])
 def test_board_killed_at_random_neither_loses_nor_repeats_messages(level):
     verdicts = []
-    asyncio.run(power.run_cases([power.Case(level, 12, seed=level)], 1, verdicts.append))
+    asyncio.run(run_cases([power.Case(level, 12, seed=level)], 1, verdicts.append, run=power.run_case))
     (verdict,) = verdicts
     assert verdict.problems == []
     assert verdict.kills == 12

@@ -8,8 +8,9 @@ import pytest
 
 from tools.proof import packets
 from tools.proof.faults.hostile.broker import HostileBroker, Seen, Wire
-from tools.proof.faults.hostile.runner import NORMAL, SILENT_RESPONSE_S, Case, Verdict, all_cases, run_cases
+from tools.proof.faults.hostile.runner import NORMAL, SILENT_RESPONSE_S, Case, Verdict, all_cases, run_case
 from tools.proof.faults.hostile.wrongs import MOMENTS, WRONGS
+from tools.proof.faults.runner import run_cases
 
 WORKERS = 16
 BROKER_IS_WRONG = ("malformed", "violation")
@@ -27,7 +28,7 @@ ALL = [
 @pytest.mark.req("W13", "Q4", "Q8")
 def test_every_broker_fault_at_every_moment_is_named_or_tolerated():
     verdicts = []
-    asyncio.run(run_cases(ALL, WORKERS, verdicts.append))
+    asyncio.run(run_cases(ALL, WORKERS, verdicts.append, run=run_case))
     assert {str(verdict.case): verdict.problems for verdict in verdicts if verdict.problems} == {}
     assert len(verdicts) == len(ALL) > 1100
     # Floods and endless packets leave no memory allocated after their case; the modules of level 5 need 24 KB.
@@ -56,7 +57,7 @@ def test_message_past_pubrec_may_be_in_doubt_after_a_late_connack(monkeypatch):
 
     monkeypatch.setattr("tools.proof.faults.hostile.runner.HostileBroker", Late)
     verdicts = []
-    asyncio.run(run_cases([Case.parse("5/mpy/pubrec/silence")], 1, verdicts.append))
+    asyncio.run(run_cases([Case.parse("5/mpy/pubrec/silence")], 1, verdicts.append, run=run_case))
     (verdict,) = verdicts
     assert (verdict.problems, verdict.doubtful) == ([], [2])
 

@@ -17,15 +17,14 @@ from typing import Any
 
 from tools.command import ended, named, parser_of, progress_bar
 from tools.proof import counts
-from tools.proof.faults.suites import FULL, HOSTILE, RUN, SHORT, Suite, find, power
+from tools.proof.faults.suites import FULL, HOSTILE, SHORT, Suite, find, power
 from tools.proof.tally import Tally
 
-WORKERS = 16
 KILLS = ((3, 50), (4, 100), (5, 50))
 KILLS_SHORT = ((4, 20),)
 
 
-async def run_suite(suite: Suite, tally: Tally, workers: int) -> None:
+async def run_suite(suite: Suite, tally: Tally) -> None:
     """Run a suite, showing progress."""
     with progress_bar(total=len(suite.bases), desc=suite.name, unit=" cases") as bar:
 
@@ -34,7 +33,7 @@ async def run_suite(suite: Suite, tally: Tally, workers: int) -> None:
             bar.total += further
             bar.update()
 
-        await suite.run(workers, report)
+        await suite.run(report)
 
 
 @named("faults")
@@ -50,8 +49,7 @@ def main(argv: list[str] | None = None) -> int:
     except ValueError as error:
         parser.error(f"argument --case: {error}")
     if cases:
-        kinds = [tuple(case for case in cases if isinstance(case, kind)) for kind in RUN]
-        suites = tuple(Suite("chosen", some, depth=0) for some in kinds if some)
+        suites: tuple[Suite, ...] = (Suite("chosen", tuple(cases), depth=0),)
     elif arguments.hostile:
         suites = HOSTILE
     else:
@@ -61,7 +59,7 @@ def main(argv: list[str] | None = None) -> int:
     started = time.monotonic()
     for suite in suites:
         before, began = tally.counts.copy(), time.monotonic()
-        asyncio.run(run_suite(suite, tally, WORKERS))
+        asyncio.run(run_suite(suite, tally))
         here, seconds = tally.counts - before, time.monotonic() - began
         print(f"{suite.name:32} {here['cases']:6} cases {here['violations']:4} violated {seconds:6.0f} s", flush=True)
     if not arguments.case:

@@ -11,14 +11,12 @@ import asyncio
 import itertools
 import random
 import re
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tools.flashsim.tear import tear
 from tools.proof.device import END
-from tools.proof.faults import runner
 from tools.proof.faults.cases import Verdict as Reported
 from tools.proof.faults.cases import compared
 from tools.proof.faults.runner import Worker, settings
@@ -152,11 +150,6 @@ class Board:
         return tear(self._flash, f"{self._flash}.intent", rng)
 
 
-async def run_cases(cases: Iterable[Case], _workers: int, report: Callable[[Verdict], Any]) -> None:
-    """Run cases one at a time, because other load would shift the moments of the kills; report each verdict."""
-    await runner.run_cases(cases, 1, report, HEAP, run_case)
-
-
 async def run_case(worker: Worker, case: Case) -> Verdict:
     """Run one case; return the verdict."""
     verdict = Verdict(case=case)
@@ -165,7 +158,7 @@ async def run_case(worker: Worker, case: Case) -> Verdict:
     count = kills * MESSAGES_A_KILL
     peer = await worker.peer("mosquitto")
     proxy = await Proxy(peer.port, rng).start()
-    board = Board(worker.program("mpy"), worker.directory / f"p{next(_serial)}.flash", proxy.port, verdict)
+    board = Board(worker.program("mpy", HEAP), worker.directory / f"p{next(_serial)}.flash", proxy.port, verdict)
     inward, outward = f"{board.name}/in", f"{board.name}/out"
     await peer.subscribe(outward)
     living = await board.on()

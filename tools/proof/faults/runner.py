@@ -100,7 +100,7 @@ class Worker:
         self._heap = heap
         directory.mkdir(parents=True, exist_ok=True)
         self._shared = shared
-        self._programs: dict[str, Program] = {}
+        self._programs: dict[tuple[str, str], Program] = {}
         self._peers: dict[str, Peer] = {}
         self._own: dict[str, Broker] = {}
 
@@ -113,11 +113,12 @@ class Worker:
         for broker in (*self._own.values(), *self._shared.values()):
             broker.kill()
 
-    def program(self, interpreter: str) -> Program:
-        """Return its board's program on this interpreter."""
-        if interpreter not in self._programs:
-            self._programs[interpreter] = Program(interpreter, self.directory, self._heap)
-        return self._programs[interpreter]
+    def program(self, interpreter: str, heap: str = "") -> Program:
+        """Return its board's program on this interpreter; `heap`: of another size than usual."""
+        key = interpreter, heap or self._heap
+        if key not in self._programs:
+            self._programs[key] = Program(interpreter, self.directory, key[1])
+        return self._programs[key]
 
     def broker(self, kind: str) -> Broker:
         """Return the broker of this kind, started."""

@@ -7,26 +7,25 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
 
 from tools.proof import side_by_side
 from tools.proof.faults import power as power_cuts
-from tools.proof.faults import runner
 from tools.proof.faults.cases import FLOWS, Case, Outcome, places_of
 from tools.proof.faults.hostile import runner as hostile
-from tools.proof.faults.runner import HEAP
+from tools.proof.faults.runner import HEAP, Worker, run_cases
 from tools.proof.proxy import DOWN, Cut
 
 PINGREQ = 12
 POWER = "the board's power"
-# The function that runs a kind of case.
-RUN: dict[type, Callable[..., Coroutine[Any, Any, None]]] = {
-    Case: runner.run_cases,
-    power_cuts.Case: power_cuts.run_cases,
-    hostile.Case: hostile.run_cases,
+# The function with which a worker runs a kind of case.
+RUN: dict[type, Callable[[Worker, Any], Awaitable[Any]]] = {
+    Case: Worker.run,
+    power_cuts.Case: power_cuts.run_case,
+    hostile.Case: hostile.run_case,
 }
 ALL_PLACES = ("before", "first", "middle", "last", "after")
 BORDERS = ("before", "after")
@@ -43,6 +42,7 @@ class Suite:
         depth: the most cuts in one case.
         then: further cuts after the one that a case adds; a case for each.
         heap: the size of MicroPython's heap.
+        workers: how many cases run at once.
     """
 
     name: str
@@ -52,9 +52,10 @@ class Suite:
     depth: int = 1
     then: tuple[tuple[Cut, ...], ...] = ((),)
     heap: str = HEAP
+    workers: int = 16
     again: Counter = field(default_factory=Counter, compare=False)
 
-    async def run(self, workers: int, report: Callable[[Any, int], None]) -> None:
+    async def run(self, report: Callable[[Any, int], None]) -> None:
         """Run the bases and the cases that follow from them; report each verdict, and how many cases it adds."""
 
         def add(verdict: Any) -> list[Case]:
@@ -62,8 +63,10 @@ class Suite:
             report(verdict, len(more))
             return more
 
-        options = {"heap": self.heap} if self.heap != HEAP else {}
-        await RUN[type(self.bases[0])](self.bases, workers, add, **options)
+        async def run(worker: Worker, case: Any) -> Any:
+            return await RUN[type(case)](worker, case)
+
+        await run_cases(self.bases, self.workers, add, self.heap, run)
 
     def further(self, outcome: Outcome) -> Iterable[Case]:
         """Return the cases with one cut more than this one."""
@@ -140,8 +143,8 @@ HOSTILE = tuple(
 
 
 def power(kills: Iterable[tuple[int, int]], seed: int) -> Suite:
-    """Return the suite of a board's kills; `kills` are (level, how many)."""
-    return Suite(POWER, tuple(power_cuts.Case(level, count, seed) for level, count in kills), depth=0)
+    """Return the suite of a board's kills; `kills` are (level, how many). Other load would shift their moments."""
+    return Suite(POWER, tuple(power_cuts.Case(level, count, seed) for level, count in kills), depth=0, workers=1)
 
 
 def find(text: str) -> Any:

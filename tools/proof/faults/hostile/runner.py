@@ -5,13 +5,11 @@ A case's id is `level/interpreter/moment/wrong thing`, and replays it alone.
 
 from __future__ import annotations
 
-import functools
 import itertools
 from dataclasses import dataclass
 from typing import Any
 
 from tools.proof import side_by_side
-from tools.proof.faults import runner
 from tools.proof.faults.cases import Case as Flow
 from tools.proof.faults.cases import Verdict as Reported
 from tools.proof.faults.hostile.broker import NO_DISCONNECT, HostileBroker, Seen
@@ -147,6 +145,3 @@ async def run_case(worker: Worker, case: Case) -> Verdict:
         await broker.stop()
     verdict.problems = verdict.judge()
     return verdict
-
-
-run_cases = functools.partial(runner.run_cases, run=run_case)
