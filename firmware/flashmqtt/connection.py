@@ -432,12 +432,12 @@ class Connection:
         Raises:
             DeadlineExpired: CONNACK, an acknowledgement or PINGRESP is overdue.
         """
-        response = self.session.response_ms
+        response = self.session.response_ms or _FOREVER_MS
         if self.state != OPEN:
             wait = response - ticks_diff(now_ms, self._pinged_ms)  # since `start`; received bytes do not extend it
-            if response and wait <= 0:
+            if wait <= 0:
                 raise DeadlineExpired("no CONNACK for %d ms" % response)
-            return wait if response else _FOREVER_MS
+            return wait
         silent = ticks_diff(now_ms, self.received_ms)
         session = self.session
         if ticks_diff(now_ms, self._scanned_ms) >= _SCAN_MS:
@@ -449,7 +449,7 @@ class Connection:
                 blocked = ticks_diff(now_ms, self._blocked_ms)
                 overdue = min(overdue, blocked)
                 self._blocked = blocked < 2 * response + self.keep_alive_ms
-            if response and overdue >= response:
+            if overdue >= response:
                 raise DeadlineExpired("no acknowledgement for %d ms" % response)
             session.pump(now_ms)
         keep_alive = self.keep_alive_ms
@@ -472,8 +472,8 @@ class Connection:
             if self._blocked:
                 since = min(since, ticks_diff(now_ms, self._blocked_ms))
             # Any byte counts as a sign of life, but other traffic must not defer a missing PINGRESP forever.
-            if (response and since >= response + half) or (since if since < silent else silent) >= half:
+            wait = half - min(since, silent)
+            if wait <= 0 or since >= response + half:
                 raise DeadlineExpired("no PINGRESP: keep alive")
-            wait = half - (since if since < silent else silent)
         waits = session.flight or session.request_id or session.suspect or session.adopted  # for any answer
         return wait if wait < _SCAN_MS or not waits else _SCAN_MS

@@ -39,7 +39,6 @@ _LEVEL_5 = const(5)
 _NONE = const(0)
 _AWAIT_PUBACK = const(1)
 _AWAIT_PUBREC = const(2)
-_AWAIT_PUBCOMP = const(3)
 _NOTHING = const(0)
 _DONE = const(2)
 _MARK = const(3)
@@ -136,7 +135,6 @@ class Session:
         self._finish: "Any" = getattr(store, "finish", None)
         self._put_copy = self.output.put_copy
         self.scratch = bytearray(packet_bytes)
-        self._first = bytearray(1)  # not `scratch`: a drop asks for a state while `scratch` is being stored
         self.busy = False  # a publish, or a step of the connection, is running
         # Outgoing.
         self.cursor = store.low
@@ -295,16 +293,17 @@ class Session:
         CONNECT, and another one after its CONNACK. If no message is past PUBREC, as usual, there is no write.
         """
         value = self.kept_step()
-        store = self.store
-        low = store.low
-        for seq in range(low, min(store.next_seq, low + _WINDOW)):
-            if (
-                (unanswered or self.states[seq & 31] & _DOUBTFUL)
-                and store.is_marked(seq)
-                and not store.is_finished(seq)
-            ):
+        for seq in self._past_pubrec():
+            if unanswered or self.states[seq & 31] & _DOUBTFUL:
                 value |= _IN_NOTE
         self._note_step(value)
+
+    def _past_pubrec(self) -> "list[int]":
+        """Return the unfinished messages whose PUBREC has arrived."""
+        store = self.store
+        low = store.low
+        window = range(low, min(store.next_seq, low + _WINDOW))
+        return [seq for seq in window if store.is_marked(seq) and not store.is_finished(seq)]
 
     def replace_note(self, note: "Any") -> None:
         """Write a note."""
@@ -398,9 +397,8 @@ class Session:
         A message past PUBREC is in doubt. A held message is handed over now: its PUBREL will never come.
         """
         store = self.store
-        low = store.low
-        for seq in range(low, min(store.next_seq, low + _WINDOW)):
-            if not store.is_finished(seq) and store.is_marked(seq) and not self.states[seq & 31] & _ASIDE:
+        for seq in self._past_pubrec():
+            if not self.states[seq & 31] & _ASIDE:
                 self.load_undelivered().doubt(seq)
         self.dup_to = store.low  # in the broker's new session every PUBLISH is a first delivery: no DUP
         self._may_be_older = False
@@ -429,16 +427,14 @@ class Session:
         if self.waiting:
             self.waiting.connected(False)
         # Retransmit in the order of publishing [MQTT-4.6.0-1].
-        store = self.store
-        self.cursor = low = store.low
+        self.cursor = self.store.low
         self.flight = 0
         states = self.states
         for i in range(_WINDOW):
             states[i] = SENDER[(states[i] & _STATE) << 3] >> 4 | (states[i] & (_DOUBTFUL | _ASIDE))
         if doubtful:
-            for seq in range(low, min(store.next_seq, low + _WINDOW)):
-                if not store.is_finished(seq) and store.is_marked(seq):
-                    states[seq & 31] |= _DOUBTFUL
+            for seq in self._past_pubrec():
+                states[seq & 31] |= _DOUBTFUL
         self.keep_doubt(False)
         if self._may_be_older:
             if self.adopted is None:
@@ -598,21 +594,6 @@ class Session:
         self.code = reports.pop(0)
         return event
 
-    def state_of(self, seq: int) -> "Any":
-        """Return the state of an unfinished message in the window. If not yet sent on this connection: its last state."""
-        if seq < self.cursor:
-            return self.states[seq & 31] & _STATE
-        store = self.store
-        if store.is_marked(seq):
-            return _AWAIT_PUBCOMP
-        if seq >= self.dup_to or not store.length(seq):
-            return _NONE
-        try:
-            store.read(seq, 0, self._first, 0, 1)
-        except StoreCorrupt:
-            return _NONE
-        return self._first[0] >> 1 & 3
-
     # --- in ---
 
     def acknowledged(self, packet: "Any", now_ms: int) -> "Any":
@@ -649,7 +630,9 @@ class Session:
         if seq < self.cursor:
             state = states[slot]
         elif seq < self.dup_to and seq - low < _WINDOW and not store.is_finished(seq):
-            state = self.state_of(seq) | (states[slot] & _DOUBTFUL)
+            from .undelivered import state_of
+
+            state = state_of(self, seq) | (states[slot] & _DOUBTFUL)
         else:
             state = _NONE
         if column == _PUBREC and packet.code >= 0x80:

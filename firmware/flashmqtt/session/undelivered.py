@@ -8,7 +8,7 @@ set aside and reported a second time.
 """
 
 from flashmqtt.compat import TYPE_CHECKING, const
-from flashmqtt.errors import StoreWorn
+from flashmqtt.errors import StoreCorrupt, StoreWorn
 
 if TYPE_CHECKING:
     from typing import Any  # noqa: TID251
@@ -26,6 +26,8 @@ _ASIDE = const(8)
 _WINDOW = const(32)
 _RANGES = const(32)  # how many ranges of undelivered messages are kept
 _REPORTS = const(64)  # how many reports wait at most while there is no connection
+
+_first = bytearray(1)  # of a stored PUBLISH: the session's buffer may have the message for which others are dropped
 
 
 class Undelivered:
@@ -123,7 +125,7 @@ class Undelivered:
             if states[slot] & _ASIDE:
                 states[slot] = _NONE
             elif not store.is_finished(seq):
-                state = session.state_of(seq)
+                state = state_of(session, seq)
                 if state != _AWAIT_PUBCOMP:
                     self.note(seq, seq)
                 if state >= _AWAIT_PUBREC:
@@ -146,3 +148,19 @@ class Undelivered:
             reports[-1] = last
         elif len(reports) < 3 * _REPORTS:
             self.report(_DROPPED, first, last)
+
+
+def state_of(session: "Any", seq: int) -> "Any":
+    """Return the state of an unfinished message in the window. If not yet sent on this connection: its last state."""
+    if seq < session.cursor:
+        return session.states[seq & 31] & _STATE
+    store = session.store
+    if store.is_marked(seq):
+        return _AWAIT_PUBCOMP
+    if seq >= session.dup_to or not store.length(seq):
+        return _NONE
+    try:
+        store.read(seq, 0, _first, 0, 1)
+    except StoreCorrupt:
+        return _NONE
+    return _first[0] >> 1 & 3
