@@ -67,7 +67,6 @@ except ImportError:  # CPython
 _ABSENT = object()
 _TAKEN = const(-2)  # all handlers have finished with the message, which is being acknowledged
 _LEVEL_5 = const(5)
-_DEFAULT_EXPIRY_S = const(604800)  # of a `Level5`
 _POLLIN = const(1)  # the link's events when its output is empty
 # A board needs 5 us longer to find a builtin than to find a global.
 _isinstance = isinstance
@@ -302,9 +301,7 @@ class Client:
         if level == 5:
             from .session.level5 import Level5
 
-            five = five.copy() if five else Level5()
-            if clean and five.expiry_s == _DEFAULT_EXPIRY_S:
-                five.expiry_s = 0
+            five = (five or Level5()).copy(clean)
         self.session = Session(
             store, level, window, buffer_bytes, buffer_bytes, retry_ms, republish, True, max_qos, refuse_after
         )

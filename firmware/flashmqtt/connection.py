@@ -90,6 +90,7 @@ CLOSING = const(3)  # DISCONNECT is in the output: nothing is read any more
 
 _FOREVER_MS = const(1 << 28)
 _SCAN_MS = const(500)  # how often unanswered packets are checked
+_IN_NOTE = const(0x80)  # in byte 1 of the session's note: messages past PUBREC are in doubt
 _ACK_BYTES = const(8)  # the room that one acknowledgement may need
 _DISCONNECT_BYTES = const(10)  # the room that DISCONNECT may need
 
@@ -146,14 +147,13 @@ class Connection:
         # Bound methods: on a board, a method lookup in an object with many attributes takes 20 us, an attribute 2 us.
         self._next = self.decoder.next  # set again by `start`, as the collector replaces the decoder
         self._acknowledged = session.acknowledged
-        self._show = session.show
         self.state = CLOSED
         self.session_present = False
         self.owner: "Any" = self  # the event DELIVERED is not returned if its `on_delivered` is None
         self.keep_alive_ms = 0
         self._clean_sent = True
         self._purge = False  # the broker has an old session of this client id: connect with a clean start once
-        self._unanswered = session.kept_doubt()
+        self._unanswered = session.note[1] >= _IN_NOTE
         self._doubtful = False  # an earlier CONNECT had no answer: the broker's session may have begun with that one
         self.received_ms = self._scanned_ms = self._pinged_ms = 0
         self._blocked = False  # head-of-line blocking: a message longer than the buffer came lately and delays answers
@@ -274,7 +274,7 @@ class Connection:
             kind = self._next()
             if kind == _PUBLISH and decoder.qos < 2:
                 if decoder.moved:
-                    self._show(decoder)
+                    self._show(session, decoder)
                 else:  # all but the packet id is as in the last PUBLISH
                     session.handed_id = decoder.packet_id
                     session.handed = _PUBACK if decoder.qos else 0
@@ -358,6 +358,14 @@ class Connection:
             raise error  # the caller closes the connection; 5: [MQTT-4.13.2-1]
         # A second CONNACK; or AUTH, which we never request [MQTT-4.12.0-6] and never send [MQTT-4.12.0-7].
         raise ProtocolError("packet type %d" % kind)
+
+    def _show(self, session: "Any", decoder: "Any") -> None:
+        """Show the first received message. (For the others, an attribute replaces this method.)"""
+        session.load_message()
+        from .session.message import show
+
+        self._show = show  # type: ignore[method-assign]
+        show(session, decoder)
 
     def _load(self, load: "Any") -> None:
         """Load the module of a received packet. (A `try` in `_other` would allocate a frame for each packet.)"""

@@ -53,6 +53,7 @@ _READ_OUT = const(5)  # in place of a count: the last read emptied the socket
 _SENDING_MS = const(5)
 _BATCH_MS = const(2)  # delay before refilling the window, to batch writes
 _NEAR_MS = const(16000)  # the longest delay while no broker is reached, or it never accepted a connection
+_STEP = const(127)  # the step in byte 1 of the session's note
 _REFUSED = const(111)  # ECONNREFUSED: the host answered, so the network works
 
 
@@ -110,7 +111,7 @@ class Link:
         self._unproved = False  # this connection has neither delivered a message nor lasted `lasting_ms`
         self.reported = False  # CONNECTED was returned, and DISCONNECTED not yet
         if self._is_known():
-            backoff.step = max(backoff.step, self._session.kept_step())
+            backoff.step = max(backoff.step, self._session.note[1] & _STEP)
 
     def is_open(self) -> bool:
         """Return whether the broker has accepted the connection."""

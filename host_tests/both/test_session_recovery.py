@@ -201,7 +201,7 @@ def test_doubt_of_messages_past_pubrec_costs_two_writes():
     for _ in range(3):
         lose_connack(broker)  # no message is past PUBREC
         broker.connect(1)
-    assert store.notes == before + 2 and broker.session.kept_step() == 6
+    assert store.notes == before + 2 and broker.session.note[1] & 127 == 6
 
 
 @pytest.mark.req("Q4", "Q8")

@@ -41,6 +41,7 @@ from flashmqtt.fast import copy
 if TYPE_CHECKING:
     from typing import Any  # noqa: TID251
 
+_DEFAULT_EXPIRY_S = const(7 * 86400)  # as in `Level5`
 _CLIENT_CODES = b"\x00\x04\x80\x81\x82\x83\x90\x93\x94\x95\x96\x97\x98\x99"  # for DISCONNECT (5, section 3.14.2.1)
 _EXPIRED = const(10)
 _STAMPED = const(8)  # `expiry.py`
@@ -93,9 +94,14 @@ class Level5:
         self._qos_limit = 2
         self._retain = True
 
-    def copy(self) -> "Any":
-        """Return the same settings without the state, so that several clients may be given one object."""
+    def copy(self, clean: bool = False) -> "Any":
+        """Return the same settings without the state, so that several clients may be given one object.
+
+        clean: with the default expiry, the session is to end with the connection.
+        """
         five = Level5(self.expiry_s, self.alias_maximum, self.properties)
+        if clean and self.expiry_s == _DEFAULT_EXPIRY_S:
+            five.expiry_s = 0
         five.will_properties = self.will_properties
         return five
 

@@ -14,6 +14,7 @@ from flashmqtt.errors import StoreCorrupt, StoreFull, StoreWorn
 from flashmqtt.fast import copy, equal
 
 from .inbound import properties_end, show, topic_start
+from .message import show as show_packet
 
 if TYPE_CHECKING:
     from typing import Any  # noqa: TID251
@@ -93,7 +94,7 @@ class Long:
             # The last message must not be handed over again if this one's handler resets the board.
             if session.unsynced:
                 session.sync()
-            session.show(packet)
+            show_packet(session, packet)
         elif way == _HOLD:
             way = self._extend(packet, now_ms)
         elif way == _SAME:
@@ -139,7 +140,7 @@ class Long:
             if session.inbound and session.inbound.left:
                 return _NOTHING  # it comes again, after those that were left before it
             session.output.put_ack(_PUBREC, packet.packet_id)  # its PUBREL will be answered as for an unknown id
-        session.show(packet)
+        show_packet(session, packet)
         if qos == 1:
             session.acknowledge()  # this keeps the order of PUBACKs
         session.handed = 0

@@ -3,10 +3,12 @@
 Its content is valid until the next message. `topic` and `payload` are copies, `topic_view` and `view` are not.
 """
 
-from flashmqtt.compat import TYPE_CHECKING
+from flashmqtt.compat import TYPE_CHECKING, const
 
 if TYPE_CHECKING:
     from typing import Any  # noqa: TID251
+
+_PUBACK = const(4)
 
 
 class Message:
@@ -68,3 +70,32 @@ class Message:
 
             return unpack(self.buffer, self.properties_start, self.properties_end)
         raise AttributeError(name)
+
+
+def show(session: "Any", packet: "Any") -> None:
+    """Set the session's message to the PUBLISH in the decoder's buffer; the session's `acknowledge` acknowledges it.
+
+    Below QoS 2 the packet id and DUP do not identify a duplicate [MQTT-3.3.1-3]; 5: [MQTT-4.3.2-5].
+    """
+    message = session.load_message()
+    message.buffer = message.topic_buffer = packet.buffer
+    message.topic_start = packet.topic_start
+    message.topic_end = packet.topic_end
+    message.payload_start = packet.payload_start
+    message.payload_end = packet.payload_end
+    message.properties_start = packet.properties_start
+    message.properties_end = packet.properties_end
+    message.qos = packet.qos
+    message.retain = packet.retain
+    message.dup = packet.dup
+    if packet.topic_alias:
+        session.five.resolve(packet, message)
+    packet.moved = session.chunks  # last: Ctrl-C may end this half-way
+    session.handed_id = packet.packet_id
+    session.handed = _PUBACK if packet.qos else 0
+    if session.chunks:
+        message.offset = packet.payload_offset
+        message.total = packet.payload_total
+        message.more = packet.more
+        if packet.more:
+            session.handed = 0  # only the last chunk is acknowledged

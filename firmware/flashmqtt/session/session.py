@@ -232,7 +232,7 @@ class Session:
         return self.inbound
 
     def load_message(self) -> "Any":
-        """Return the received message's object; make it when it is first needed.
+        """Return the received message's object; load its module, and make it, when it is first needed.
 
         Raises:
             ConnectionLost: there is no memory. The packet is already consumed, so the broker must send it again.
@@ -243,7 +243,7 @@ class Session:
 
                 self.message = Message()
             except MemoryError:
-                raise ConnectionLost("no memory for a received message")
+                raise ConnectionLost("no memory")
         return self.message
 
     def load_long(self) -> "Any":
@@ -267,10 +267,6 @@ class Session:
         if not self.has_note(client_id, broker):
             self.replace_note(bytes((self.level, 0, _BLANK, _BLANK)) + _crc(client_id) + _crc(broker))
 
-    def kept_step(self) -> "Any":
-        """Return the backoff's step, 0 to 127, which survives power cuts."""
-        return self.note[1] & ~_IN_NOTE
-
     def keep_step(self, value: "Any") -> None:
         """Keep the backoff's step across power cuts."""
         self._note_step(min(value, _IN_NOTE - 1) | self.note[1] & _IN_NOTE)
@@ -278,10 +274,6 @@ class Session:
     def _note_step(self, value: "Any") -> None:
         if self.remember and value != self.note[1]:
             self.replace_note(self.note[:1] + bytes((value,)) + self.note[2:])
-
-    def kept_doubt(self) -> "Any":
-        """Return whether the note says that messages past PUBREC are in doubt."""
-        return self.note[1] >= _IN_NOTE
 
     def keep_doubt(self, unanswered: bool) -> None:
         """Keep across power cuts whether messages past PUBREC are in doubt.
@@ -292,7 +284,7 @@ class Session:
         Without the note, every message past PUBREC would be in doubt after every restart. The note costs a write before such a
         CONNECT, and another one after its CONNACK. If no message is past PUBREC, as usual, there is no write.
         """
-        value = self.kept_step()
+        value = self.note[1] & ~_IN_NOTE
         for seq in self._past_pubrec():
             if unanswered or self.states[seq & 31] & _DOUBTFUL:
                 value |= _IN_NOTE
@@ -665,7 +657,7 @@ class Session:
             return _DELIVERED
         if action == _MARK:
             self.proved = True
-            if self.kept_doubt():
+            if self.note[1] >= _IN_NOTE:
                 self.keep_doubt(False)  # the messages in doubt may be finished, and this one is not in doubt
             store.mark(seq)
             if seq >= self.cursor:
@@ -683,34 +675,6 @@ class Session:
                 self.suspect.answered_wrong(seq)
             raise ProtocolError("packet type %d in state %d of packet id %d" % (packet.packet_type, state, packet_id))
         return _NOTHING
-
-    def show(self, packet: "Any") -> None:
-        """Set `message` to the PUBLISH in the decoder's buffer; `acknowledge` acknowledges it.
-
-        Below QoS 2 the packet id and DUP do not identify a duplicate [MQTT-3.3.1-3]; 5: [MQTT-4.3.2-5].
-        """
-        message = self.load_message()
-        message.buffer = message.topic_buffer = packet.buffer
-        message.topic_start = packet.topic_start
-        message.topic_end = packet.topic_end
-        message.payload_start = packet.payload_start
-        message.payload_end = packet.payload_end
-        message.properties_start = packet.properties_start
-        message.properties_end = packet.properties_end
-        message.qos = packet.qos
-        message.retain = packet.retain
-        message.dup = packet.dup
-        if packet.topic_alias:
-            self.five.resolve(packet, message)
-        packet.moved = self.chunks  # last: Ctrl-C may end this half-way
-        self.handed_id = packet.packet_id
-        self.handed = _PUBACK if packet.qos else 0
-        if self.chunks:
-            message.offset = packet.payload_offset
-            message.total = packet.payload_total
-            message.more = packet.more
-            if packet.more:
-                self.handed = 0  # only the last chunk is acknowledged
 
     def acknowledge(self) -> None:
         """Acknowledge the message, which the application has taken [MQTT-4.3.2-2] [MQTT-4.3.3-2] [MQTT-4.5.0-2].
