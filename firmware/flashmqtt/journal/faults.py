@@ -4,7 +4,7 @@ FORMAT.md, "Damage". This module is loaded when such a thing happens.
 """
 
 from flashmqtt.compat import TYPE_CHECKING, const
-from flashmqtt.errors import FlashFailed, StoreError, StoreForeign, StoreWorn, UsageError
+from flashmqtt.errors import FlashFailed, StoreCorrupt, StoreError, StoreForeign, StoreWorn, UsageError
 from flashmqtt.fast import raw_fill
 
 from .journal import DROP_NEWEST, DROP_OLDEST, REFUSE
@@ -36,6 +36,23 @@ def refuse_mount(region: "Any", policy: object) -> None:
     if not region.reads_blank:
         raise StoreForeign("no journal on encrypted flash")
     raise UsageError("a journal needs pages of up to 256 bytes, 4 sectors or more of 1 to 32 KB")
+
+
+def refuse_journal(why: str, values: "tuple[int, ...]") -> None:
+    """Refuse what is on a region: no journal can be recovered there, or begun."""
+    if why == "worn":
+        raise StoreWorn("no sector can be written")
+    if why == "moved":
+        raise StoreCorrupt("sectors were moved")
+    if why == "unreadable":
+        raise StoreCorrupt("no sector of this journal can be read")
+    if why == "high":
+        raise StoreCorrupt("next message %d, boot %d: too high" % values)
+    if why == "version":
+        raise StoreForeign("the journal has version %d, this code reads version 2" % values)
+    if why == "size":
+        raise StoreForeign("a journal of %d sectors of %d bytes" % values)
+    raise StoreForeign("sector %d, offset %d: not a journal, and not blank" % values)
 
 
 def refuse_write(journal: "Any") -> None:

@@ -166,6 +166,11 @@ class Recovery:
             self._check_foreign(j)
         self._begin(j)
 
+    def _refuse(self, why: str, *values: int) -> None:
+        from .faults import refuse_journal
+
+        refuse_journal(why, values)
+
     # --- headers ---
 
     def _read_headers(self, j: "Any") -> None:
@@ -185,17 +190,17 @@ class Recovery:
                 version = own
             elif header_end(page) and max(seq, first) <= _SEQUENCE_LIMIT:
                 if sectors != self._sectors or shift != j._shift:
-                    raise StoreForeign("a journal of %d sectors of %d bytes" % (sectors, 1 << shift))
+                    self._refuse("size", sectors, 1 << shift)
                 # Nearly always, the sector before is the neighbour.
                 if (1 < before_seq == j._seqs[sector - 1] and before != sector - 1) or (
                     before == _NONE and tail != sector
                 ):
-                    raise StoreCorrupt("sectors were moved")
+                    self._refuse("moved")
                 j._seqs[sector] = seq
                 j._first[sector] = first
                 copy(self._links, 8 * sector, page, 52, 8)
         if version >= 0 and not any(j._seqs):
-            raise StoreForeign("the journal has version %d, this code reads version 2" % version)
+            self._refuse("version", version)
 
     def _newest(self, j: "Any") -> int:
         """Return the sector that counts with the highest sequence, or -1."""
@@ -296,7 +301,7 @@ class Recovery:
                 j.next_seq = max(j.next_seq, seq + 1)
         # Each mount takes a sector sequence.
         if not j.floor <= j.next_seq <= _SEQUENCE_LIMIT or (j.dropped | j.damaged) >> 31 or j.boot > j._ring_seq:
-            raise StoreCorrupt("next message %d, boot %d: too high" % (j.next_seq, j.boot))
+            self._refuse("high", j.next_seq, j.boot)
         # The totals of this boot stay below 2^31.
         j.dropped = min(j.dropped, _SEQUENCE_LIMIT)
         j.damaged = min(j.damaged, _SEQUENCE_LIMIT)
@@ -575,7 +580,7 @@ class Recovery:
                 j._free -= 1
                 return
             j._retire(sector)
-        raise StoreWorn("no sector can be written")
+        self._refuse("worn")
 
     def _check_foreign(self, j: "Any") -> None:
         """Raise unless the region is blank, or has only the bytes of an interrupted first mount."""
@@ -586,9 +591,7 @@ class Recovery:
             for at in range(0, j._sector_bytes, _PAGE):
                 if not self._may_become(j, sector, at, n) or not is_blank(j._page, n, _PAGE):
                     j.region.read(sector * j._sector_bytes + at, j._page)  # FlashFailed, if it can't be read
-                    if self._magic:
-                        raise StoreCorrupt("no sector of this journal can be read")
-                    raise StoreForeign("sector %d, offset %d: not a journal, and not blank" % (sector, at))
+                    self._refuse("unreadable" if self._magic else "foreign", sector, at)
                 n = 0
             raw_fill(j._out, first, 0xFF, 0)
 
