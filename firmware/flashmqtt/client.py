@@ -18,13 +18,13 @@ from .connection import (
     DELIVERED,
     DISCONNECTED,
     DROPPED,
-    EXPIRED,
     IN_DOUBT,
     MESSAGE,
     NOTHING,
     OPEN,
     OVERSIZE,
     REFUSED,
+    SUBSCRIBED,
     Connection,
 )
 from .errors import (
@@ -761,23 +761,21 @@ class Client:
                 loss[1:] = (self.connection.session_present,)
             else:
                 self.call(self.on_connect, self.connection.session_present)
-        elif event == IN_DOUBT:
-            self.call(self.on_in_doubt, handle)
-        elif event == DAMAGED:
-            self.call(self.on_damaged, handle)
         elif event == OVERSIZE:
             self.call(self.on_oversize, session.long.topic, handle)
         elif event == REFUSED:
             self.note_refusal()
             self.call(self.on_refused, handle, session.code)
-        elif event == EXPIRED:
-            self.call(self.on_expired, handle)
         elif event == DROPPED:
             self.call(self.on_dropped, handle, session.code)
-        elif event == DISCONNECTED and self.on_disconnect:
-            if not loss:
-                self.errors.append(loss)
-            loss[:] = (self.link.error,)
+        elif event == DISCONNECTED:
+            if self.on_disconnect:
+                if not loss:
+                    self.errors.append(loss)
+                loss[:] = (self.link.error,)
+        elif event != SUBSCRIBED:
+            one = self.on_in_doubt if event == IN_DOUBT else self.on_damaged if event == DAMAGED else self.on_expired
+            self.call(one, handle)
 
     def note_refusal(self) -> None:
         """Keep the code of a refused message for `delivered`, as long as 63 newer ones: the program may never ask."""

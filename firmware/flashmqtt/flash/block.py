@@ -116,7 +116,7 @@ class BlockRegion(Region):
                 start = i
                 device.readblocks(block, want, window)
                 if not raw_run(want, buf, n, i, 0, 1):
-                    self._not_blank(offset)
+                    self._fail("program", offset, "not blank")
             device.writeblocks(block, buf, at)
             if not again:
                 device.readblocks(block, self._after, window)

@@ -168,7 +168,7 @@ class FileRegion(Region):
         window = self._window
         self._read(offset, window, n)  # more than these are not used
         if not raw_run(window, buf, n, 0, 0, 1):
-            self._not_blank(offset)
+            self._fail("program", offset, "not blank")
         self._write(offset, window, n)
 
     def _write(self, offset: int, buf: "bytearray | memoryview", n: int) -> None:

@@ -38,7 +38,7 @@ class RamRegion(Region):
             return
         copy(self._window, 0, self.cells, offset, n)
         if not raw_run(self._window, buf, n, 0, 0, 1):
-            self._not_blank(offset)
+            self._fail("program", offset, "not blank")
         copy(self.cells, offset, self._window, 0, n)
 
     def erase(self, sector: int) -> None:

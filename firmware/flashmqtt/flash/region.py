@@ -47,6 +47,3 @@ class Region:
 
     def _fail(self, what: str, offset: int, error: object) -> None:
         raise FlashFailed("%s at %d: %s" % (what, offset, error))
-
-    def _not_blank(self, offset: int) -> None:
-        self._fail("program", offset, "not blank")
