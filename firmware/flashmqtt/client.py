@@ -1,7 +1,7 @@
 """The blocking client: for a program with one thread. Every wait has a deadline.
 
 `publish` stores the message and returns; the message is sent when there is a connection. `poll` reads, writes, acknowledges,
-reconnects and calls the handlers: call it often, or give it the time that the program does not need, in place of `sleep`. A
+reconnects and calls handlers: call it often, or give it the time that the program does not need, in place of `sleep`. A
 program that only publishes must call it, too: `publish` makes at most one step of a connection attempt, which needs several
 steps within seconds. This module knows the clock and how to wait for a socket; everything else is in `link.py` and below.
 """
@@ -27,12 +27,7 @@ from .connection import (
     SUBSCRIBED,
     Connection,
 )
-from .errors import (
-    ConnectionLost,
-    DeadlineExpired,
-    Refused,
-    StoreWorn,
-)
+from .errors import ConnectionLost, DeadlineExpired, Refused, StoreWorn
 from .link import Link
 from .session.session import Session
 
@@ -105,7 +100,7 @@ class Client:
     at once, and the handler that they ended is called again later.
 
     Args:
-        host, port: the broker, by name or address; the name is looked up again for every attempt.
+        host, port: the broker, by name or address; a name is looked up for every attempt.
         client_id: str or bytes; the broker keeps the session under this name. Level 3: 1 to 23 bytes.
         store: where messages are stored: a `Journal`; None for a RamStore, which a reset erases. The broker's session outlives
             a RamStore: after a restart, subscriptions and messages queued at the broker are still there. Stored messages that
@@ -144,7 +139,7 @@ class Client:
         unclaimed, unclaimed_s: what to do with a message that no handler has claimed for unclaimed_s seconds: "drop" acknowledges
             and discards it, "keep" lets it wait. `on_unclaimed` is called and `unclaimed` counts it in both cases.
         attempts: how often a handler may fail with a message before the message is discarded.
-        log: a function such as `print`. It gets one line of text for every change of the connection, every error, and every
+        log: a function such as `print`. It gets a line for every change of the connection, every error and every
             message that is stored, delivered, or has another result. It must not call this object. With None, the module behind
             it (`client_log.py`) is not loaded.
 
@@ -161,19 +156,19 @@ class Client:
         on_refused(handle, code): the broker refused the message; it is not sent again. `code` is level 5's reason code, or
             0x100: the broker closed the connection on the message; 0x101: it never acknowledged it; 0x102: it answered with the
             wrong packet; 0x80: one of these three, before a reset.
-        on_expired(handle): level 5: the Message Expiry Interval ended before the message was sent; it is not sent.
+        on_expired(handle): level 5: the Message Expiry Interval ended before the message was sent.
         on_dropped(first, last): the store was full, and its policy dropped the messages with these handles.
-        on_damaged(handle): the flash lost the stored message; it is not sent.
-        on_oversize(topic, length): a received message was skipped because its payload, of this length, does not fit in
-            `buffer_bytes`. It is acknowledged and will not come again. A topic that is too long is cut.
+        on_damaged(handle): the flash lost the stored message.
+        on_oversize(topic, length): a received message was skipped: its payload, of this length, does not fit in
+            `buffer_bytes`. It is acknowledged. A topic that is too long is cut.
 
-    Each handler may be None. Handlers are plain functions; `async def` functions are refused here and belong to `flashmqtt.aio`.
+    Each handler may be None. `async def` functions are refused; they are for `flashmqtt.aio`.
 
     Calls in a handler:
         publish: at QoS 1 and 2 the message is stored when it returns. It is sent when the handler has returned.
         subscribe, unsubscribe: return None; the request is sent when the handler has returned.
         delivered, start, disconnect, and all attributes: as elsewhere.
-        poll: not allowed, because it would wait; it raises UsageError, "blocking calls are not allowed in a message handler".
+        poll: not allowed, because it would wait; it raises UsageError.
         drain, connect: not allowed if they would have to wait: while a message is pending, or without a connection.
 
     Attributes:

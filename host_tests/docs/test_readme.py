@@ -135,7 +135,7 @@ def test_first_program_runs_on_a_board_by_the_shown_commands(tmp_path):
     ):
         program = (tmp_path / "first.py").read_text() % broker.port
         (tmp_path / "first.py").write_text(program)
-        for _, *line in words[:-1]:
+        for _, *line in [*words[:-1], ["", "cp", str(tmp_path / "first.py"), ":main.py"]]:
             ran = subprocess.run([mpremote, "connect", device.path, *line], cwd=ROOT, capture_output=True, check=False)
             assert ran.returncode == 0, ran.stdout + ran.stderr
         command = [mpremote, "connect", device.path, *words[-1][1:]]

@@ -630,10 +630,10 @@ def wipe(arguments: argparse.Namespace) -> None:
     """Remove flashmqtt's files from the board, after asking."""
     with stopped(arguments.port) as (link, found):
         own = [name for name in foreign_files(link, found) if name != "board.py"]
-        what = "flashmqtt's library" if own else "flashmqtt, the application and its configuration"
-        if arguments.journal:
-            what += " and the journal, with messages that are not yet delivered"
-        if not ask(f"Remove {what} from the {found['machine']} on {link.path}?", arguments.yes):
+        parts = ["flashmqtt's library"] if own else ["flashmqtt", "the application", "its configuration"]
+        parts += ["the journal with its undelivered messages"] if arguments.journal else []
+        what = " and ".join(", ".join(parts).rsplit(", ", 1))
+        if not ask(f"Remove from the {found['machine']} on {link.path}: {what}?", arguments.yes):
             raise Failure("Stopped; nothing was changed.")
         # main.py is the first: a board with half of the files must not start.
         roots = [*OURS[:1]] if own else [*SINGLE, *UNFINISHED, *OURS]

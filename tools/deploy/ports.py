@@ -96,5 +96,5 @@ def why_closed(path: str) -> Failure:
         if error.errno != errno.EBUSY:
             return Failure(f"{path} can't be opened: {error.strerror}")
     return Failure(
-        f"{path} is busy: another program has it open (mpremote, Thonny, a serial monitor?). Close that program and try again."
+        f"{path} is busy: another program has it open (make monitor, mpremote, Thonny?). Close that program and try again."
     )
