@@ -364,7 +364,7 @@ class Connection:
         session.load_message()
         from .session.message import show
 
-        self._show = show  # type: ignore[method-assign]
+        self._show = show  # type: ignore[method-assign, assignment]
         show(session, decoder)
 
     def _load(self, load: "Any") -> None:

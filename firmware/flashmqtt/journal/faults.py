@@ -38,7 +38,7 @@ def refuse_mount(region: "Any", policy: object) -> None:
     raise UsageError("a journal needs pages of up to 256 bytes, 4 sectors or more of 1 to 32 KB")
 
 
-def refuse_journal(why: str, values: "tuple[int, ...]") -> None:
+def refuse_journal(why: str, values: "Any") -> None:
     """Refuse what is on a region: no journal can be recovered there, or begun."""
     if why == "worn":
         raise StoreWorn("no sector can be written")

@@ -125,7 +125,7 @@ class Session:
         self._may_be_older = getattr(store, "volatile", False)
         self.remember = remember and not self._may_be_older
         self.adopted: "Any" = None  # `adopted.Adopted`, if the broker's session may be that old
-        self._direct = True  # `store_message` may put a message itself
+        self._direct = True  # `publish` may put a message itself
         self.max_qos = self.qos_limit = max_qos  # qos_limit: the QoS that the broker allows (5: Maximum QoS)
         self.refuse_after = refuse_after
         # A store in RAM has nothing to make durable.
