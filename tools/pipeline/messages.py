@@ -32,7 +32,9 @@ FAR_BACK = 1000
 
 def process(state: State, rows: pa.Table, mapping: Mapping = NO_MAPPING) -> Iterator[tuple[str, pa.Table]]:
     """Add some rows of a segment, in landing order, to the state; yield (table name, rows to write)."""
-    rows = _without_done(state, rows, mapping)
+    state.begin(rows)
+    if state.again:
+        rows = _without_done(state, rows, mapping)
     if not rows.num_rows:
         return
     payload = whole(rows["payload"])
@@ -74,27 +76,24 @@ def _process_packs(state: State, rows: pa.Table) -> Iterator[tuple[str, pa.Table
 
 
 def _without_done(state: State, rows: pa.Table, mapping: Mapping) -> pa.Table:
-    """Return the rows without those that were read before and are in quarantine, or were deleted for their age.
+    """Return rows that were read before, without those that are in quarantine, or were deleted for their age.
 
     A message in quarantine must not be held again: it would displace another one. The originals of deleted messages do not
     exist any more, so these and their copies would be processed as reused identities, or as a new life. If a changed mapping
     gives a message an identity or takes it away, its rows in the tables are not found by what it is now.
     """
-    again = np.flatnonzero(state.read_before(rows["collector"], rows["segment"]))
-    if not len(again):
-        return rows
-    origin = rows.select([field.name for field in schemas.ORIGIN]).take(pa.array(again))
+    origin = rows.select([field.name for field in schemas.ORIGIN])
     done = state.has("quarantine", origin)
     payload = whole(rows["payload"])
-    is_plain = plain.Plain(prints.encoded(rows["topic"]), payload, mapping).handled[again]
-    was_plain, may_be_pack = state.has("plain", origin), is_plain & plain.looks_like_pack(payload)[again]
+    is_plain = plain.Plain(prints.encoded(rows["topic"]), payload, mapping).handled
+    was_plain, may_be_pack = state.has("plain", origin), is_plain & plain.looks_like_pack(payload)
     done |= ~is_plain & was_plain
     left = np.flatnonzero(may_be_pack & ~was_plain & ~done)
     done[left] = state.has("packs", origin.take(pa.array(left)))
     if state.kept_from_us:
         done |= origin["arrival"].cast(pa.int64()).to_numpy() < state.kept_from_us
         done |= state.has("duplicates", origin)
-    return rows.take(pa.array(np.setdiff1d(np.arange(len(rows)), again[done])))
+    return rows.filter(pa.array(~done))
 
 
 def _quarantine(
@@ -107,9 +106,8 @@ def _quarantine(
     origin = [whole(rows[field.name]).take(at) for field in schemas.ORIGIN]
     columns = [reasons, topic.dictionary.take(topic.indices.take(at)), payload.take(at), *origin]
     table = table_of(columns, schemas.QUARANTINE)
-    again = state.read_before(prints.encoded(rows["collector"].take(at)), table["segment"])
-    if again.any():  # with another mapping: the message is in the tables
-        table = table.filter(pa.array(~(again & state.has("plain", table))))
+    if state.again:  # with another mapping: the message is in the tables
+        table = table.filter(pa.array(~state.has("plain", table)))
     yield "quarantine", table
 
 
@@ -491,9 +489,8 @@ class _Batch:
 
     def _replayed(self, messages: np.ndarray) -> np.ndarray:
         """Return for each message whether the same row of a collector's log was read before."""
-        _, encoded, segment, _ = self._origin(messages)
         was_held = self.place[messages] >= self.own_rows
-        return self.state.read_before(encoded, segment) & ~was_held
+        return self.state.again & ~was_held
 
     def _tally(self) -> pa.Table:
         # Messages for quarantine are not counted for a boot.

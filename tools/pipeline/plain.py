@@ -177,10 +177,7 @@ class Plain:
         some = rows.take(pa.array(at))
         marked = pc.and_(pc.equal(some["qos"], 0), some["dup"]).to_numpy()
         retained = some["retain"].to_numpy()
-        again = state.read_before(some["collector"], some["segment"])
-        if again.any():
-            where = np.flatnonzero(again)
-            again[where] = state.has("plain", some.take(pa.array(where))) | marked[where] | retained[where]
+        again = (state.has("plain", some) | marked | retained) if state.again else np.zeros(len(at), dtype=bool)
         codes = np.select([again, marked, retained], [1, 2, 3])
         return [(None, REPLAYED, RESENT, RETAINED)[n] for n in codes.tolist()]
 

@@ -19,7 +19,7 @@ from tools.command import Failure
 from . import intervals, schemas
 from .files import whole
 from .lives import LIFE_BITS, Message
-from .prints import Past, Prints, encoded, places
+from .prints import Past, Prints, places
 from .storage import retried
 
 BOOT_BITS = 31
@@ -44,6 +44,7 @@ class State:
         self.past = past or Past()
         self.prints = Prints(self.past, self.keys_of)
         self.read: dict[str, int] = {}  # the last segment of each collector that earlier batches read
+        self.again = False  # see `begin`
         self.earlier: dict[
             str, np.ndarray
         ] = {}  # by kind (see `has`), the places (`prints.places`) of their rows, if needed
@@ -79,16 +80,10 @@ class State:
         there: np.ndarray = np.searchsorted(earlier, its, "right") > np.searchsorted(earlier, its)
         return there
 
-    def read_before(self, collector: pa.DictionaryArray, segment: pa.ChunkedArray) -> np.ndarray:
-        """Return which rows of the collectors' logs are of a segment that an earlier batch has read.
-
-        A batch reads a segment only once, and a segment has only its own rows (`task`).
-        """
-        if isinstance(collector, pa.ChunkedArray):
-            collector = encoded(collector)
-        read = np.array([self.read.get(name, -1) for name in collector.dictionary.to_pylist()], dtype=np.int64)
-        before: np.ndarray = segment.to_numpy() <= read[collector.indices.to_numpy()]
-        return before
+    def begin(self, rows: pa.Table) -> None:
+        """Note whether an earlier batch has read these rows of a segment: it has then read the whole segment."""
+        collector, segment = (rows[name][:1].to_pylist() for name in LOG[:2])
+        self.again = any(its <= self.read.get(name, -1) for name, its in zip(collector, segment, strict=True))
 
     # Devices and groups.
 
