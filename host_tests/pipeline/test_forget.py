@@ -509,6 +509,20 @@ def test_damaged_log_with_messages_of_a_device_whose_name_no_search_can_find_is_
     assert (landing.directory / "e.logs" / "0000000001.damaged").exists()
 
 
+@pytest.mark.req("P3")
+def test_forget_reaches_files_that_were_moved_to_another_disk_with_links_in_their_place(fleet, landing, tmp_path):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    moved = [*landing.directory.glob("*.parquet"), *map(Path, map(fleet.storage.path, fleet.files("readings")))]
+    for number, path in enumerate(moved):
+        there = disk / f"{number}.parquet"
+        path.rename(there)
+        path.symlink_to(there)
+    assert forget.forget(str(landing.directory), fleet.storage.uri, [GONE]).left == []
+    assert_name_is_gone(disk)
+    assert all(path.exists() for path in landing.directory.glob("*.parquet"))
+
+
 @pytest.mark.req("P5", "P7")
 def test_forget_keeps_held_messages_of_other_devices_that_contain_the_name(landing, tmp_path):
     Output(str(tmp_path / "out")).prepare(2)

@@ -284,7 +284,7 @@ class Output:
                 self.storage.delete(name_of(number))
         then()
         for name in old - whole.named:
-            self.storage.delete(name)
+            self.storage.delete(name, target=True)
 
     def _put(self, commit: Commit) -> None:
         found = asdict(commit)

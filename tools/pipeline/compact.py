@@ -201,7 +201,7 @@ def main(argv: list[str] | None = None) -> int:
                 print(f"{counted(len(left_over), 'file')} of interrupted attempts deleted")
             if landing:
                 for segment in gone:
-                    landing.delete(segment.path)
+                    landing.delete(segment.path, target=True)
                 print(f"{counted(len(gone), 'segment')} retired")
     if gone:
         print(lost_by(gone))

@@ -113,8 +113,10 @@ class Storage:
             raise FileNotFoundError(f"{self.uri}/{name} is not there")
         return float(info.mtime.timestamp())
 
-    def delete(self, name: str) -> None:
-        """Delete a file."""
+    def delete(self, name: str, target: bool = False) -> None:
+        """Delete a file; with `target` also the file that it is a link to. Only for our own files: not all links are ours."""
+        if target and self.local and os.path.islink(self.path(name)):
+            Path(self.path(name)).resolve().unlink(missing_ok=True)
         self.fs.delete_file(self.path(name))
 
     @contextmanager
@@ -132,7 +134,7 @@ class Storage:
                 with self.fs.open_output_stream(target) as stream:
                     shutil.copyfileobj(spooled, stream, PART_BYTES)
             return
-        path = Path(target)
+        path = Path(target).resolve()  # a link stays, and the file that it names is replaced
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path, sync=sync, temporary=path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")) as file:
             yield file
