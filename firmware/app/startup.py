@@ -11,6 +11,9 @@ from .senml import is_name
 
 _LEVEL_5 = const(5)
 _BLANK = const(0xFF)  # no session has noted its level
+_UNREAD_MS = const(
+    30000
+)  # after a reset by the watchdog: if a sensor hangs, stored messages are sent before the next reset
 _BUFFER_BYTES = const(640)  # longer messages are sent in pieces; no valid command is longer
 
 
@@ -28,6 +31,7 @@ def groups_of(application, group):
             found += make(settings)
         except (Exception, SystemExit) as error:  # a driver may raise anything, which must not stop the other sensors
             print("sensor:", settings["kind"], type(error).__name__, error)
+    due_ms = application.uptime.ms() + (_UNREAD_MS if application.cause == "watchdog" else 0)
     groups = {}
     for sensor in found:
         try:
@@ -40,7 +44,7 @@ def groups_of(application, group):
             print("sensor: left out:", error)
             continue
         if key not in groups:
-            groups[key] = group(qos, interval_ms, application.uptime.ms())
+            groups[key] = group(qos, interval_ms, due_ms)
         groups[key].sensors.append(sensor)
     return [groups[key] for key in sorted(groups)]
 

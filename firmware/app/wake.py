@@ -14,12 +14,14 @@ def wake(application):
     config = application.config
     application.commands.resume()
     labels = application.beginning()
-    for group in application.groups:
+    # After a reset by the watchdog, a sensor may hang: this wake only sends.
+    groups = application.groups if application.cause != "watchdog" else ()
+    for group in groups:
         for sensor in group.sensors:
             application._records[id(sensor)] = application._read(sensor)
     if None in application._records.values():  # such a sensor has only started its first measurement
         sleep(_CONVERSION_MS / 1000)
-    for group in application.groups:
+    for group in groups:
         if application.publish("readings", max(1, group.qos), application.sample(group), labels):
             labels = None
     if labels:

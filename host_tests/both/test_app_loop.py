@@ -131,3 +131,31 @@ def test_watchdog_waits_at_least_8_seconds(settings):
     Application(board, check({"broker": "127.0.0.1", "port": broker.port, "watchdog_s": settings[0]}), Facts())
     assert found == [settings[1] * 1000]
     broker.close()
+
+
+@pytest.mark.parametrize("sleep_s", [0, 600])
+@pytest.mark.req("B4", "R4")
+def test_board_whose_sensor_hangs_sends_its_messages_after_the_watchdogs_reset(sleep_s):
+    broker = Loopback()
+    board = Board(broker)
+    board.reset_cause = lambda: "watchdog"
+    settings = {"broker": "127.0.0.1", "port": broker.port, "health_s": 0, "watchdog_s": 8, "sleep_s": sleep_s}
+    application = Application(board, check(settings), Facts())
+
+    def hang(sensor):
+        raise Restarted
+
+    application._read = hang
+    if sleep_s:
+        fall_asleep(application)
+    else:
+        application.announce()
+        while not any(b"/boot" in one for one in broker.of(3)):
+            application.turn(application.read_what_is_due())
+        application.uptime._ms += 30000
+        with pytest.raises(Restarted):
+            application.read_what_is_due()
+    (boot,) = [one for one in broker.of(3) if b"/boot" in one]
+    assert b'"vs": "watchdog"' in boot
+    application.client.link.stop()
+    broker.close()
