@@ -306,10 +306,6 @@ class Reader:
             result.payload = body.rest()
         elif PUBACK <= kind <= PUBCOMP:
             result.packet_id = self._id(body)
-            if self.level == 5 and body.left:
-                result.code = body.take(1)[0]
-                if body.left:
-                    result.properties = body.properties(5)
         elif kind in (SUBSCRIBE, UNSUBSCRIBE):
             result.packet_id = self._id(body)
             result.properties = body.properties(self.level, _OF_REQUEST[kind])
@@ -322,10 +318,9 @@ class Reader:
             result.packet_id = self._id(body)
             result.properties = body.properties(self.level)
             result.codes = body.rest()
-        elif kind in (DISCONNECT, AUTH) and self.level == 5 and body.left:
+        if self.level == 5 and (PUBACK <= kind <= PUBCOMP or kind in (DISCONNECT, AUTH)) and body.left:
             result.code = body.take(1)[0]
-            if body.left:
-                result.properties = body.properties(5)
+            result.properties = body.properties(5) if body.left else b""
         if body.left:
             raise Wrong(f"{NAMES[kind]} with {body.left} bytes too many")
         return result
