@@ -699,12 +699,11 @@ class Client:
                         link.handling = False
                     now_ms = ticks_ms()
             except BaseException as error:
-                link.handling = False
+                link.handling = session.busy = False  # before the next jump, where Ctrl-C may raise
                 finished = self._finished
                 if finished < 0:
                     self._finished = -1
                     if finished == _TAKEN and not _isinstance(error, Exception):  # Ctrl-C
-                        session.busy = False
                         try:
                             self._acknowledge()  # again, and now: the program may disconnect next
                         finally:
@@ -737,14 +736,15 @@ class Client:
 
     def _raise(self) -> None:
         """Raise the first error of a handler, or call the handlers for a connection that ended."""
-        error = self.errors.pop(0)
-        if error is not self._loss:
-            raise error
-        reported = error[:]
-        error.clear()
-        self.call(self.on_disconnect, reported[0])
-        if len(reported) > 1:
-            self.call(self.on_connect, reported[1])
+        error = self.errors[0]
+        if error is self._loss:
+            self._loss = []  # first: it needs memory
+            self.errors.pop(0)
+            self.call(self.on_disconnect, error[0])
+            if len(error) > 1:
+                self.call(self.on_connect, error[-1])
+            return
+        raise self.errors.pop(0)
 
     def _report(self, event: "Any") -> None:
         """Call the handler of a less frequent event."""
@@ -753,7 +753,7 @@ class Client:
         loss = self._loss
         if event == CONNECTED:
             if loss:
-                loss[1:] = (self.connection.session_present,)
+                loss.append(self.connection.session_present)
             else:
                 self.call(self.on_connect, self.connection.session_present)
         elif event == OVERSIZE:
@@ -767,7 +767,9 @@ class Client:
             if self.on_disconnect:
                 if not loss:
                     self.errors.append(loss)
-                loss[:] = (self.link.error,)
+                while loss:
+                    loss.pop()  # no slice: that needs memory
+                loss.append(self.link.error)
         elif event != SUBSCRIBED:
             one = self.on_in_doubt if event == IN_DOUBT else self.on_damaged if event == DAMAGED else self.on_expired
             self.call(one, handle)

@@ -1429,6 +1429,32 @@ def test_packet_that_was_read_when_no_memory_was_left_comes_again(name):
     mqtt.disconnect()
 
 
+@pytest.mark.req("R4", "B4")
+@pytest.mark.parametrize("fails", ["note", "call"])
+def test_lost_connection_is_reported_although_no_memory_was_left_at_first(fails):
+    _, mqtt = connected(backoff=Backoff(500, 500, random_below=lambda n: 400))
+    told = []
+    mqtt.on_connect = lambda present: told.append("connected")
+    mqtt.on_disconnect = lambda error: told.append("disconnected")
+    mqtt.link.fail(ConnectionLost("cut"), ticks_ms())
+    if fails == "call":
+        mqtt.poll(None)  # leaves the call of `on_disconnect` to the next poll
+    assert told == []
+    heap_lock()
+    try:
+        mqtt.poll()
+    except MemoryError:
+        pass
+    finally:
+        heap_unlock()
+    for _ in range(2):
+        poll_until(mqtt, lambda: mqtt.connected and told[-1:] == ["connected"])
+        assert told == ["disconnected", "connected"]
+        told.clear()
+        mqtt.link.fail(ConnectionLost("cut"), ticks_ms())
+    mqtt.disconnect()
+
+
 @pytest.mark.req("Q4", "R2", "R4")
 @pytest.mark.parametrize("case", ["held_length 1", "can_hold 1", "hold_begin 1", "hold_extend 1", "hold_extend 3"])
 def test_long_qos_2_message_comes_again_after_the_store_failed(case):

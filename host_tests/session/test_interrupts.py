@@ -469,6 +469,35 @@ def test_message_after_an_interrupted_long_one_has_a_packet_id_of_its_own(store,
     assert count > 5
 
 
+@pytest.mark.req("S1", "R4")
+def test_message_can_be_read_although_memory_ended_at_any_line_of_the_first_read():
+    """A new attribute may need memory."""
+    for at in lines(Journal._copy_pieces):
+        journal, _ = journal_with_messages()
+        interrupted(Journal._copy_pieces, at, message, journal, 5)
+        intact(journal)
+
+
+@pytest.mark.req("S1", "R4")
+@pytest.mark.parametrize("function", [Client.poll, Session.disconnected])
+def test_client_goes_on_after_ctrl_c_while_it_handles_a_lost_connection(function):
+    count = 0
+    for at in jumps(function):
+        broker, mqtt = connected()
+        broker.present = 1
+        broker.answers_publish = False
+        mqtt.publish("a", b"1", 1)
+        broker.drop()
+        broker.answers_publish = True
+        count += interrupted(function, at, poll_until, mqtt, lambda broker=broker: broker.connects == 2)
+        mqtt.publish("a", b"2", 1)
+        assert mqtt.drain(30)
+        kinds = [one[0] >> 4 for one in broker.packets]
+        assert kinds.index(1, 1) < kinds.index(3, kinds.index(1, 1)), "a packet before CONNECT"
+        mqtt.disconnect()
+    assert count > 3
+
+
 @pytest.mark.req("R4", "B4")
 @pytest.mark.parametrize("at", jumps(Link._close))
 def test_client_whose_connection_ended_can_disconnect_and_connect_although_the_closing_was_interrupted(at):

@@ -257,9 +257,10 @@ class Journal:
         """
         message = kind == _MESSAGE
         if not message or ident != self._read_seq or offset < self._read_from:
-            self._read_seq = message and ident
+            self._read_seq = 0  # until the others are set: a new attribute may need memory
             self._read_place = first
             self._read_from = self._read_piece = 0
+            self._read_seq = message and ident
         size = self._sector_bytes
         sector = self._read_place // size
         place = self._read_place % size

@@ -448,6 +448,7 @@ class Session:
 
     def disconnected(self) -> None:
         """The network connection is gone, with all bytes in the output. Messages not taken stay unacknowledged."""
+        self.output.clear()  # first, for Ctrl-C: later packets must not follow these
         if self.suspect:
             self.suspect.ended(None)
         elif self.flight > 0 and self.refuse_after and (self._error or self._waited_ms >= _SUSPICIOUS_MS):
@@ -461,7 +462,6 @@ class Session:
                     found(self, low, low == self._unanswered)
                 self._unanswered = low
         self.flight = 0
-        self.output.clear()
         self.proved = False
         if self.request_id and self._error:
             self.requests.failed()
