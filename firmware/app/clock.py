@@ -12,7 +12,7 @@ from flashmqtt.compat import const, ticks_diff, ticks_ms
 
 _TO_1970 = const(2208988800)  # seconds from NTP's epoch, 1900
 _ERA = const(1 << 32)
-_LEAST = const(3944678400)  # 2025: an earlier time is that of a server whose own clock is not set
+_EARLIEST = const(3944678400)  # 2025: an earlier time is that of a server whose own clock is not set
 _ANSWER_MS = const(2000)
 _RETRY_LEAST_MS = const(5000)
 _RETRY_MOST_MS = const(600000)
@@ -49,7 +49,7 @@ def answer(packet, nonce):
     seconds = int.from_bytes(packet[40:44], "big")
     if seconds < _ERA // 2:  # after February 2036
         seconds += _ERA
-    if seconds < _LEAST:
+    if seconds < _EARLIEST:
         return None
     return (seconds - _TO_1970) * 1000 + (int.from_bytes(packet[44:48], "big") * 1000 >> 32)
 
