@@ -62,13 +62,14 @@ KNOWN = {
     "flashmqtt.link": {"_HOSTED": 0},
     "flashmqtt.journal.journal": {"_COMPILED": 1},
 }
-# What each message uses on its way from `publish` to its acknowledgement, most of it in `flashmqtt.client`.
+# What each message uses on its way from `publish` to its acknowledgement, most of it in `flashmqtt.client`. The order is the
+# fastest of some fifty that were measured on the chip: it decides which names share a place in MicroPython's cache.
 HOT_NAMES = """
-busy limit _len flight at low cursor next_seq scratch _reads _offered drained wait_ms raw_copy output quota _put_copy
-states sent_ms handling stepped_ms shaking sock level packet_id packet_type _finish _topic _isinstance _bytes _put _topic_bytes
-_keep _direct request_id dup_to events write_to promised _step _session _state _read_from more _whole _size
-connection received_ms _tls _process handed urgent decoder unsynced _next _streamed _acknowledged undelivered proved handle
-owner on_delivered wants_request partial inbound _check_ms _unproved reported errors
+busy _offered low handling handed events _reads owner scratch wait_ms cursor _acknowledged errors sent_ms partial sock handle
+_state flight _size unsynced _whole inbound decoder received_ms _finish wants_request at _put dup_to request_id _read_from
+output quota reported _streamed _direct _next packet_id stepped_ms _keep _tls limit proved states _process _isinstance
+undelivered level _bytes _check_ms urgent packet_type _len _topic _unproved more write_to _session on_delivered raw_copy
+promised _put_copy _step shaking connection _topic_bytes drained next_seq
 """
 # Modules whose public constants a program on the board may import.
 OPEN = tuple(re.findall(r"^## `([\w.]+)`$", (ROOT / "firmware" / "API.md").read_text(), re.MULTILINE))
