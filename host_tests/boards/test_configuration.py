@@ -58,6 +58,7 @@ def test_example_is_complete_and_valid(tmp_path):
         (GOOD + '[wifi]\nssid = "home', ["not TOML", "end of document", "'ssid'", "closing quotation mark is missing"]),
         (GOOD + "[device]\nlog = True\n", ["not TOML", "line 4", "'log'", "true and false"]),
         (GOOD + "[readings]\ninterval_s = 0,5\n", ["not TOML", "line 4", "'interval_s'", "decimal point"]),
+        ("[broker]\nhost = 10.0.0.1\n", ["not TOML", "line 2", "'host'", "quotation marks"]),
         ('{"broker": "x"}', ["not TOML", "line 1", "key = value"]),
         (GOOD + "user: me\n", ["not TOML", "line 3", "key = value"]),
         (GOOD + 'user = "a\\b\\c"\n', ["not TOML", "line 3", "'user'", "single quotation marks"]),

@@ -576,9 +576,10 @@ def wait_for_delivery(link: Link, started: float, timeout_s: float, board_file: 
     for n, line in enumerate(hidden):
         report_line("" if n else "output", line)
     reason = reason or (shown[-1] if shown else "")
-    hint = f" The board's last message: {reason}" if reason else " `make monitor` shows the board's output."
+    about = f"firmware/TROUBLESHOOTING.md explains the board's last message: {reason}"
+    hint = about if reason else "`make monitor` shows the board's output."
     limit = "before the program ended" if ended else f"within {timeout_s:.0f} s"
-    raise Failure(f"All files were copied, but nothing was delivered {limit}.{hint}")
+    raise Failure(f"All files were copied, but nothing was delivered {limit}. {hint}")
 
 
 def monitor(arguments: argparse.Namespace) -> None:

@@ -124,7 +124,8 @@ def public_authority(host: str, port: int) -> bytes:
         ) from None
     except OSError as error:
         raise Failure(
-            f"broker.tls: can't connect to {where} to get its certificate ({error}); connect this machine, or {hint}"
+            f"broker.tls: no certificate came from {where} ({error}). Does the broker use TLS on this port? "
+            f"If this machine can't reach it, {hint}"
         ) from None
 
 

@@ -78,7 +78,7 @@ TOML_HINTS = {
     "Expected '='": "a line is a table's heading, [broker], or key = value",
     "Unescaped": "a backslash is written twice (\\\\), or the text is put into single quotation marks",
     "Unterminated string": "the closing quotation mark is missing",
-    "Expected newline": "one key and one value in a line; a number has a decimal point, and no unit",
+    "Expected newline": 'a text needs quotation marks ("); a number has a decimal point, and no unit; one value in a line',
     "'utf-8' codec": "save the file as UTF-8",
 }
 TYPES = {
