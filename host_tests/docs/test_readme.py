@@ -177,31 +177,39 @@ def installed(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("name", ["README.md-1", "PROGRAMS.md-1", "PROGRAMS.md-2"])
-def test_first_programs_report_why_they_do_not_connect(name, tmp_path, installed):
+@pytest.mark.parametrize(
+    ("name", "password"),
+    [
+        ("README.md-1", "another"),
+        ("README.md-1", "its password"),
+        ("PROGRAMS.md-1", "another"),
+        ("PROGRAMS.md-2", "its password"),
+    ],
+)
+def test_first_programs_report_why_they_do_not_connect(name, password, tmp_path, installed):
     wrong, away = shown_lines(1).splitlines()
     with Broker(tmp_path / "broker") as broker:
         port = broker.port
     (tmp_path / "first.py").write_text(PROGRAMS[name].replace(HOST, f'"127.0.0.1", {port}'))
     mpremote = str(Path(sys.executable).parent / "mpremote")
-    for password, expected in (("another", wrong), ("its password", away)):
-        expected = expected.replace("broker.local:1883", f"127.0.0.1:{port}")
-        pattern = re.sub("[0-9.]+ s$", "[0-9.]+ s", re.escape(expected).replace("\\ ", " ").replace("\\.", "."))
-        shutil.copytree(installed, tmp_path / password)
-        with Device(tmp_path / password, wifi=f"my Wi-Fi:{password}") as device:
-            with subprocess.Popen(
-                [mpremote, "connect", device.path, "run", str(tmp_path / "first.py")],
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-            ) as running:
-                try:
-                    for _ in range(1200):
-                        if re.search(pattern, device.console.decode(errors="replace")):
-                            break
-                        time.sleep(0.05)
-                finally:
-                    running.kill()
-            assert re.search(pattern, device.console.decode(errors="replace")), device.console
+    expected = wrong if password == "another" else away
+    expected = expected.replace("broker.local:1883", f"127.0.0.1:{port}")
+    pattern = re.sub("[0-9.]+ s$", "[0-9.]+ s", re.escape(expected).replace("\\ ", " ").replace("\\.", "."))
+    shutil.copytree(installed, tmp_path / password)
+    with Device(tmp_path / password, wifi=f"my Wi-Fi:{password}") as device:
+        with subprocess.Popen(
+            [mpremote, "connect", device.path, "run", str(tmp_path / "first.py")],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        ) as running:
+            try:
+                for _ in range(1200):
+                    if re.search(pattern, device.console.decode(errors="replace")):
+                        break
+                    time.sleep(0.05)
+            finally:
+                running.kill()
+        assert re.search(pattern, device.console.decode(errors="replace")), device.console
 
 
 def test_journal_capacity_equals_the_number_in_the_readme():
