@@ -236,7 +236,7 @@ def _judged(books: Books, wanted: Expectations) -> Verdict:
         found.lost |= not (accepted and stored)
     elif not stored:
         found.nothing = True
-        found.problems.append("the collector's segments have no message")
+        found.problems.append("the collector's segments have no message, or only live ones, which are not counted")
     found.problems += [f"nothing matched the topic {topic}" for topic in wanted.topics if not _matched(books, topic)]
     # The collector's clock may have been ahead for a while: no board is silent because of an arrival in the future.
     newest_us = min(commit.summary["last_arrival_us"] or 0, time.time_ns() // 1000)
