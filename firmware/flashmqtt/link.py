@@ -3,7 +3,7 @@
 `step` does all work that needs no waiting, up to a limit, and returns the next event. The clients wait until `sock` is ready or
 `wait_ms` has passed. Every state has a deadline. Each attempt looks the name up again and tries the next of its addresses. Only
 the name lookup can block, on a board for 7 s per name server (lwIP). A step of the TLS handshake
-may take seconds on a slow chip (TLS.md). This module knows no packets and no handlers.
+may take seconds (TLS.md). It knows no packets and no handlers.
 """
 
 import socket
@@ -97,7 +97,7 @@ class Link:
         self.wait_ms = 0  # `step` has nothing to do for so long, unless `sock` is ready
         self.error: "Exception | None" = None  # of the last attempt or connection
         self.stepped_ms = 0  # when `step` was called last
-        self.handling = False  # the client: a handler is running, and a step will follow
+        self.handling = False  # a handler is running; a step will follow
         self.attempts = self.connects = 0
         self._tls = tls and (tls, server_name or host)
         self.shaking: "Any" = None  # the state of the TLS handshake while it runs; then only `write` may write
@@ -105,7 +105,7 @@ class Link:
         self._since_ms = 0  # its begin; for _DOWN, its end; for _UP, when OPEN began
         self._check_ms = 0  # when to call `check`
         self._reads = 0  # in this `step`
-        self.drained = False  # the last read emptied the socket: do not read again before it is ready
+        self.drained = False  # the last read emptied the socket: read when it is ready
         self._stuck = False
         self._stuck_ms = 0
         self._unproved = False  # this connection has neither delivered a message nor lasted `lasting_ms`
@@ -262,10 +262,12 @@ class Link:
         session.busy = False
         # MicroPython raises ValueError for a refused certificate.
         if not isinstance(error, _WORLD) and not (self._tls and isinstance(error, ValueError)):
+            lost = isinstance(error, MemoryError) and not (session.handed or session.urgent)
             if not isinstance(error, Exception):  # Ctrl-C: a handler may not have run yet
                 session.handed = 0
-            if isinstance(error, MemoryError) and not (session.handed or session.urgent):
-                self.fail(error, now_ms)  # the packet is lost
+                lost = self.connection.decoder._streamed
+            if lost:  # a packet, or a piece of one
+                self.fail(error, now_ms)
             raise error
         self.fail(error, now_ms)
 
@@ -316,7 +318,7 @@ class Link:
         If the client closes first, arriving bytes reset the connection, and the broker misses the rest.
         """
         connection = self.connection
-        if connection.state < OPEN:  # without DISCONNECT, the broker would publish the will
+        if connection.state < OPEN:  # else the broker would publish the will
             if not connection.state or self.output.end:
                 return True
             self.output.open()

@@ -11,6 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from flashmqtt.client import Client
+from flashmqtt.connection import Connection
 from flashmqtt.deferred import Deferred
 from flashmqtt.errors import ConnectionLost, DeadlineExpired, StoreWorn, UsageError
 from flashmqtt.flash.ram import RamRegion
@@ -467,6 +468,40 @@ def test_message_after_an_interrupted_long_one_has_a_packet_id_of_its_own(store,
             assert len(set(ids)) == len(ids), _line(function, at)
             count += ended
     assert count > 5
+
+
+@pytest.mark.req("Q3", "Q4", "R2", "R4")
+@pytest.mark.parametrize("function", [Connection.process, Connection._other])
+@pytest.mark.parametrize("qos", [1, 2])
+def test_long_message_whose_arrival_was_interrupted_is_not_acknowledged_without_a_piece(function, qos):
+    count = 0
+    payload = bytes(range(256)) * 2
+    for at, turn in itertools.product(jumps(function), range(2)):
+        broker, mqtt = connected(buffer_bytes=128, chunks=True)
+        broker.present = 1
+        parts = bytearray()
+
+        def handle(message, parts=parts):
+            del parts[message.offset :]
+            parts.extend(message.payload)
+
+        mqtt.subscribe("a", qos, handle)
+        broker.give(publish(b"a", payload, qos, 1)[: 200 if turn else None])
+        if turn:
+            poll_until(mqtt, lambda mqtt=mqtt: mqtt.connection.decoder.more)
+            broker.give(publish(b"a", payload, qos, 1)[200:])
+        answered = puback(1) if qos == 1 else pubrec(1)
+        count += interrupted(function, at, poll_until, mqtt, lambda b=broker, a=answered: a in b.packets)
+        poll_until(mqtt, lambda b=broker, m=mqtt, a=answered: a in b.packets or (b.connects == 2 and m.connected))
+        if answered not in broker.packets:
+            broker.give(publish(b"a", payload, qos, 1, dup=1))
+            poll_until(mqtt, lambda b=broker, a=answered: a in b.packets)
+        if qos == 2:
+            broker.give(pubrel(1))
+            poll_until(mqtt, lambda b=broker: pubcomp(1) in b.packets)
+        assert parts == payload, _line(function, at)
+        mqtt.disconnect()
+    assert count > 3
 
 
 @pytest.mark.req("S1", "R4")
