@@ -93,6 +93,17 @@ def raw_run(to: ptr8, of: ptr8, n: int, at: int, start: int, lay: int) -> bool:
 def raw_fill(to: ptr8, n: int, value: int, start: int):
     """Fill without checks."""
     to = ptr8(int(to) + start)
+    while n > 7:
+        to[0] = value
+        to[1] = value
+        to[2] = value
+        to[3] = value
+        to[4] = value
+        to[5] = value
+        to[6] = value
+        to[7] = value
+        to = ptr8(int(to) + 8)
+        n -= 8
     while n:
         n -= 1
         to[n] = value
