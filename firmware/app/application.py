@@ -69,7 +69,7 @@ class Application:
         self.config = config
         self._feed = None
         if config["watchdog_s"]:
-            # The radio's start and a step of a TLS handshake take seconds.
+            # What runs between two feeds may take seconds: a step of a TLS handshake on a slow chip, perhaps the radio's start.
             self._feed = board.watchdog(max(config["watchdog_s"], _WATCHDOG_LEAST_S) * 1000)
         self.uptime = Uptime()
         self.state = State() if state is None else state

@@ -47,7 +47,7 @@ def answer(packet, nonce):
     if bytes(packet[24:32]) != nonce:
         return None
     seconds = int.from_bytes(packet[40:44], "big")
-    if seconds < _ERA // 2:  # after February 2036
+    if 0 < seconds < _ERA // 2:  # after February 2036; 0: unknown
         seconds += _ERA
     if seconds < _EARLIEST:
         return None

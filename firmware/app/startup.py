@@ -11,9 +11,8 @@ from .senml import is_name
 
 _LEVEL_5 = const(5)
 _BLANK = const(0xFF)  # no session has noted its level
-_UNREAD_MS = const(
-    30000
-)  # after a reset by the watchdog: if a sensor hangs, stored messages are sent before the next reset
+# No reading for so long after a reset by the watchdog: if a sensor hangs, stored messages are sent before the next reset.
+_UNREAD_MS = const(30000)
 _BUFFER_BYTES = const(640)  # longer messages are sent in pieces; no valid command is longer
 
 

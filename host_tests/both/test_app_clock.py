@@ -37,6 +37,7 @@ def test_time_after_february_2036_is_right():
         {"stratum": 0},
         {"stratum": 16},
         {"seconds": 2208988800},  # 1970: a router whose clock is not set
+        {"seconds": 0},  # unknown (RFC 5905, section 6)
         {"seconds": 2208988800 + 1735689599},
     ],
 )
