@@ -87,7 +87,7 @@ def _takes_all(journal, length):
     """Return whether the policy makes room for every message. In a small journal, held messages may leave none."""
     if journal.policy == DROP_OLDEST:
         return longest(journal) >= length and (journal.region.sectors > 7 or not journal.held())
-    return journal.policy == DROP_NEWEST
+    return journal.policy == DROP_NEWEST and longest(journal) >= length
 
 
 def _empty(driver):
