@@ -719,10 +719,10 @@ async def test_refused_subscription_ends_with_a_named_error(tmp_path):
 
 
 @pytest.mark.req("P1", "W10")
-@pytest.mark.parametrize("code", [2, 4, 5])
+@pytest.mark.parametrize(("code", "option"), [(2, "--client-id"), (4, "--user"), (5, "--user")])
 @in_a_loop
-async def test_refused_client_ends_with_a_named_error(tmp_path, code):
-    with pytest.raises(CollectorError, match="refuses 'c': "):
+async def test_refused_client_ends_with_a_named_error(tmp_path, code, option):
+    with pytest.raises(CollectorError, match=f"refuses 'c': .* Check {option}"):
         async with collecting(tmp_path) as (broker, collector):
             await broker.accept(connack=b"\x20\x02\x00" + bytes((code,)), suback=None)
             await asyncio.wait({collector.task}, timeout=PATIENCE_S)

@@ -267,8 +267,10 @@ class Collector:
                 continue
             except errors.ConnectRefused as error:
                 if error.code in _WRONG_CREDENTIALS and not self.connects:
+                    of_id = error.code in (2, reasons.CLIENT_IDENTIFIER_NOT_VALID)
+                    options = "--client-id" if of_id else "--user, and --password-file or FLASHMQTT_PASSWORD"
                     raise CollectorError(
-                        f"{self._broker_name()} refuses '{self.settings.client_id}': {_describe(error)}"
+                        f"{self._broker_name()} refuses '{self.settings.client_id}': {_describe(error)}. Check {options}"
                     )
                 reason = f"{self._broker_name()} refuses the connection: {_describe(error)}"
             except errors.ConnectionLost as error:
