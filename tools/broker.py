@@ -21,6 +21,7 @@ START_DEADLINE_S = 60.0
 STOP_DEADLINE_S = 5.0
 SAVE_DEADLINE_S = 60.0
 SAVE_RETRY_S = 0.3
+_given: set[int] = set()
 
 
 class BrokerFailed(Failure):
@@ -28,10 +29,14 @@ class BrokerFailed(Failure):
 
 
 def free_port() -> int:
-    """Return a TCP port of loopback that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """Return a TCP port of loopback that was free a moment ago; each call of this process returns another one."""
+    while True:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        if port not in _given:
+            _given.add(port)
+            return port
 
 
 def is_open(port: int) -> bool:

@@ -12,7 +12,8 @@ from dataclasses import replace
 
 import pytest
 
-from tools.broker import find_mosquitto
+from tools import broker
+from tools.broker import find_mosquitto, free_port
 from tools.proof import packets as p
 from tools.proof.brokers import __main__ as command
 from tools.proof.brokers import page, runner
@@ -260,3 +261,10 @@ def test_partial_run_refuses_keep(part, capsys):
     with pytest.raises(SystemExit):
         command.parse([*words, "--keep"])
     assert "--keep" in capsys.readouterr().err
+
+
+def test_port_that_the_system_offers_again_is_not_given_twice(monkeypatch):
+    offered = iter([1, 1, 2])
+    monkeypatch.setattr(broker.socket.socket, "bind", lambda *_: None)
+    monkeypatch.setattr(broker.socket.socket, "getsockname", lambda _: ("127.0.0.1", next(offered)))
+    assert [free_port(), free_port()] == [1, 2]
