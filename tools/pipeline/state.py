@@ -45,9 +45,8 @@ class State:
         self.prints = Prints(self.past, self.keys_of)
         self.read: dict[str, int] = {}  # the last segment of each collector that earlier batches read
         self.again = False  # see `begin`
-        self.earlier: dict[
-            str, np.ndarray
-        ] = {}  # by kind (see `has`), the places (`prints.places`) of their rows, if needed
+        # By kind (see `has`), the places (`prints.places`) of earlier batches' rows, if needed.
+        self.earlier: dict[str, np.ndarray] = {}
 
     @cached_property
     def kept_from_us(self) -> int:
