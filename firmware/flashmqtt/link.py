@@ -265,7 +265,7 @@ class Link:
             lost = isinstance(error, MemoryError) and not (session.handed or session.urgent)
             if not isinstance(error, Exception):  # Ctrl-C: a handler may not have run yet
                 session.handed = 0
-                lost = self.connection.decoder._streamed
+                lost = self.connection.decoder.streamed
             if lost:  # a packet, or a piece of one
                 self.fail(error, now_ms)
             raise error

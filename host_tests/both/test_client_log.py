@@ -199,7 +199,7 @@ def test_each_message_event_is_logged_in_words(event, handle, code, line):
     mqtt = client(broker, log=lines.append)
     mqtt.connect()
     del lines[:]
-    mqtt.session.load_undelivered().report(event, handle, code)
+    mqtt.session.load_undelivered().report_later(event, handle, code)
     poll_until(mqtt, lambda: lines)
     mqtt.poll(5)
     assert lines == [line]

@@ -67,7 +67,7 @@ KNOWN = {
 HOT_NAMES = """
 busy _offered low handling handed events _reads owner scratch wait_ms cursor _acknowledged errors sent_ms partial sock handle
 _state flight _size unsynced _whole inbound decoder received_ms _finish wants_request at _put dup_to request_id _read_from
-output quota reported _streamed _direct _next packet_id stepped_ms _keep _tls limit proved states _process _isinstance
+output quota reported streamed _direct _next packet_id stepped_ms _keep _tls limit proved states _process _isinstance
 undelivered level _bytes _check_ms urgent packet_type _len _topic _unproved more write_to _session on_delivered raw_copy
 promised _put_copy _step shaking connection _topic_bytes drained next_seq
 """

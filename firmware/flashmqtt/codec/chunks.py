@@ -71,7 +71,7 @@ def begin(decoder: "Any", body: int, after: int) -> "Any":
     decoder.payload_offset = 0
     # Last: if there is no memory for one of the attributes, the next call begins anew.
     decoder.at = end
-    decoder._streamed = decoder.more = True
+    decoder.streamed = decoder.more = True
     return decoder._stream
 
 
@@ -150,5 +150,5 @@ def room(decoder: "Any") -> "Any":
 
 def end(decoder: "Any") -> None:
     """End the chunks of this PUBLISH."""
-    decoder._streamed = decoder.headless = False
+    decoder.streamed = decoder.headless = False
     del decoder.payload_offset, decoder.payload_total

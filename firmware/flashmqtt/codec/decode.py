@@ -78,7 +78,7 @@ class Decoder:
         self._last_length = 0  # of the whole packet
         self.moved = True  # did a field of PUBLISH other than packet_id change? The session sets it to False
         self._stream = 3 if stream is True else stream
-        self._streamed = False  # is the packet returned last a streamed PUBLISH?
+        self.streamed = False  # is the packet returned last a streamed PUBLISH?
         self._whole = view = memoryview(self.buffer)
         self._windows: "list[Any]" = []
         for i in range(0, size, size // 8 or 1):
@@ -94,7 +94,7 @@ class Decoder:
         self._need = 0  # the length of an incomplete packet, if known
         self.more = False
         self._last_bytes = 0  # of `_last`; 0: the next PUBLISH is checked
-        if self._streamed:
+        if self.streamed:
             self._chunks.end(self)
         if self.aliases:
             self.aliases = None
@@ -165,7 +165,7 @@ class Decoder:
         at = self.at
         left = self.stop - at
         buf = self.buffer
-        if left > 3 and not self._streamed:
+        if left > 3 and not self.streamed:
             # PUBACK, the most frequent packet.
             if buf[at] == 0x40 and buf[at + 1] == 2 and self.level != 5:
                 self.packet_id = left = buf[at + 2] << 8 | buf[at + 3]
@@ -189,7 +189,7 @@ class Decoder:
                     self.at = at
                     self.packet_type = 3
                     return 3
-        elif not left and not self._streamed:
+        elif not left and not self.streamed:
             return 0
         return self._next(buf, self.at, self.stop)
 
@@ -204,7 +204,7 @@ class Decoder:
 
     def _next(self, buf: "bytearray | memoryview", at: int, end: int) -> int:
         """Do what `next` does, for any packet. (Separate, because a frame with many locals is allocated on the heap.)"""
-        if self._streamed:
+        if self.streamed:
             if self.more:
                 return self._chunks.go_on(self)
             self._chunks.end(self)

@@ -285,9 +285,8 @@ class Recovery:
         self._apply(j, head, 0, j._end)
         j._written_losses = j.dropped + j.damaged
         for sector in range(self._sectors):
-            if self._shown[sector] >= 0 and not (
-                j._use[sector] or j._seqs[sector]
-            ):  # it had a header, whole or damaged
+            # It had a header, whole or damaged, that does not count.
+            if self._shown[sector] >= 0 and not (j._use[sector] or j._seqs[sector]):
                 from .faults import rescue
 
                 rescue(self, j, head, sector)

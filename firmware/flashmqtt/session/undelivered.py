@@ -59,7 +59,7 @@ class Undelivered:
                 return True
         return False
 
-    def report(self, event: "Any", handle: "Any", code: int) -> None:
+    def report_later(self, event: "Any", handle: "Any", code: int) -> None:
         """Append an event for the session's `report`."""
         self._session.reports.extend((event, handle, code))
         self._session.urgent = True
@@ -74,14 +74,14 @@ class Undelivered:
         else:
             self.note(seq, seq)
             store.finish(seq)
-        self.report(_IN_DOUBT, seq, 0)
+        self.report_later(_IN_DOUBT, seq, 0)
 
     def set_aside(self, event: "Any", seq: int, code: int) -> None:
         """Stop sending a message, report this event, and finish the message after its report was handed over."""
         session = self._session
         if not session.states[seq & 31] & _ASIDE:
             self.put_aside(event, seq)
-            self.report(event, seq, code)
+            self.report_later(event, seq, code)
 
     def put_aside(self, event: "Any", seq: int) -> None:
         """Do the same for a message that the caller reports now."""
@@ -147,7 +147,7 @@ class Undelivered:
         if reports and reports[-3] == _DROPPED and reports[-1] == first - 1:
             reports[-1] = last
         elif len(reports) < 3 * _REPORTS:
-            self.report(_DROPPED, first, last)
+            self.report_later(_DROPPED, first, last)
 
 
 def state_of(session: "Any", seq: int) -> "Any":
