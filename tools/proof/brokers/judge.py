@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import binascii
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -72,7 +73,7 @@ class Verdict(cases.Verdict):
     arrived: list[bytes] = field(default_factory=list)
     oversize: list[int] = field(default_factory=list)
     left: int = 0
-    retained_in: tuple[int, ...] = ()
+    retained_in: Sequence[int] = ()
     uncleared: list[bytes] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
     refusal: tuple[str, int] | None = None
