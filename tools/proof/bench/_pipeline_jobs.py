@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -18,14 +19,11 @@ import threading
 import time
 from contextlib import suppress
 from pathlib import Path
+from string import Template
 from typing import Any
 
 import psutil  # type: ignore[import-untyped]
 
-PACK = (
-    '[{"bn":"VARCHAR","bt":"DOUBLE","bu":"VARCHAR","bv":"DOUBLE","boot":"BIGINT","seq":"BIGINT","up":"DOUBLE",'
-    '"n":"VARCHAR","u":"VARCHAR","v":"DOUBLE","vs":"VARCHAR","t":"DOUBLE"}]'
-)
 SAMPLE_S = 0.25
 MEMORY_EVERY = 4  # samples
 DAY_DEVICES = 1000
@@ -188,7 +186,7 @@ def days(histories: list[str], out: Path) -> None:
 
 
 def duckdb(landings: list[str], out: Path) -> None:
-    """The complete run in DuckDB's SQL, as fast as we could make it."""
+    """The complete run in DuckDB's SQL: see duckdb.sql."""
     for landing in landings:
         fresh(out)
         meter = Meter()
@@ -200,85 +198,37 @@ def duckdb(landings: list[str], out: Path) -> None:
         connection.execute(
             f"SET threads=2; SET preserve_insertion_order=false; SET memory_limit='4GB'; SET temp_directory='{out}/temporary'"
         )
+        text = Template(Path(__file__).with_name("duckdb.sql").read_text()).substitute(landing=landing, out=out)
+        _, *named = re.split(r"^-- (\w+)\n", text, flags=re.MULTILINE)
+        statements = dict(zip(named[::2], named[1::2], strict=True))
 
-        def rows(sql: str, connection: Any = connection) -> list[dict[str, Any]]:
-            found = connection.execute(sql)
+        def rows(name: str, connection: Any = connection, statements: Any = statements) -> list[dict[str, Any]]:
+            found = connection.execute(statements[name])
             names = [one[0] for one in found.description]
             return [dict(zip(names, row, strict=True)) for row in found.fetchall()]
 
-        connection.execute(
-            f"""CREATE TABLE kept AS SELECT rtrim(pack[1].bn, '/') AS device, pack[1].boot AS boot, pack[1].seq AS seq,
-            first(pack[1].n) AS name, first(pack[1].u) AS unit, first(pack[1].v) AS value, first(pack[1].vs) AS text,
-            first(pack[1].up) AS up, first(pack[1].bt) AS bt, min(arrival) AS arrival, first(collector) AS collector,
-            first(segment) AS segment, first("row") AS "row", count(*) AS copies
-            FROM (SELECT collector, segment, "row", arrival, from_json(decode(payload), '{PACK}') AS pack
-                  FROM read_parquet('{landing}/*.parquet'))
-            GROUP BY device, boot, seq"""
-        )
-        connection.execute(f"COPY kept TO '{out}/readings.parquet' (FORMAT parquet, COMPRESSION zstd)")
-        # Read back: each message must be there once.
-        connection.execute(
-            f"""CREATE TABLE checked AS SELECT device, boot, count(*) AS in_tables, sum(n - 1) AS twice FROM
-            (SELECT device, boot, seq, count(*) AS n FROM read_parquet('{out}/readings.parquet') GROUP BY device, boot, seq)
-            GROUP BY device, boot"""
-        )
-        connection.execute(
-            """CREATE TABLE ranges AS SELECT device, boot, before + 1 AS lo, seq - 1 AS hi, seq - before - 1 AS messages FROM
-            (SELECT device, boot, seq, lag(seq) OVER (PARTITION BY device ORDER BY seq) AS before FROM kept)
-            WHERE seq > before + 1"""
-        )
-        connection.execute(
-            """CREATE TABLE audit AS SELECT device, boot, min(seq) AS first_seq, max(seq) AS last_seq, count(*) AS delivered,
-            max(seq) - min(seq) + 1 AS published, sum(copies - 1) AS resent,
-            approx_quantile((epoch_us(arrival) / 1e6 - bt) * 1000, [0.5, 0.9, 0.99]) AS delay_ms,
-            count_if(epoch_us(arrival) / 1e6 - bt > 60) AS late, min(arrival) AS first_arrival, max(arrival) AS last_arrival
-            FROM kept GROUP BY device, boot"""
-        )
-        connection.execute(f"COPY audit TO '{out}/audit.parquet' (FORMAT parquet, COMPRESSION zstd)")
-        connection.execute(f"COPY ranges TO '{out}/missing.parquet' (FORMAT parquet, COMPRESSION zstd)")
-        totals = rows(
-            """SELECT count(DISTINCT device) AS devices, count(*) AS boots, sum(published)::BIGINT AS published,
-            sum(delivered)::BIGINT AS delivered, sum(resent)::BIGINT AS resent FROM audit"""
-        )[0]
-        check = rows("SELECT sum(in_tables)::BIGINT AS held, sum(twice)::BIGINT AS twice FROM checked")[0]
-        totals |= {"missing": rows("SELECT coalesce(sum(messages), 0)::BIGINT AS n FROM ranges")[0]["n"]}
+        for name in ("kept", "readings", "checked", "ranges", "audit", "audit_file", "ranges_file"):
+            connection.execute(statements[name])
+        (totals,), (check,) = rows("totals"), rows("read_back")
         if check["held"] != totals["delivered"] or check["twice"]:
             raise RuntimeError("DuckDB's own check fails")
-        devices = rows(
-            """SELECT device, 0 AS health, sum(published)::BIGINT AS published, sum(delivered)::BIGINT AS delivered,
-            0 AS missing FROM audit GROUP BY device ORDER BY device LIMIT 2500"""
-        )
-        over_time = rows(
-            """SELECT list(minute ORDER BY minute) AS "at", list(n ORDER BY minute) AS messages FROM
-            (SELECT epoch_us(arrival) // 60000000 * 60 AS minute, count(*) AS n FROM kept GROUP BY 1)"""
-        )[0]
-        octaves = rows(
-            """SELECT list(octave ORDER BY octave) AS octave, list(n ORDER BY octave) AS messages FROM
-            (SELECT floor(log2(greatest((epoch_us(arrival) / 1e6 - bt) * 1000, 1)))::INT AS octave, count(*) AS n
-             FROM kept GROUP BY 1)"""
-        )[0]
         blank = dict.fromkeys(("replayed", "unexplained", "quarantine", "silent", "readings"), 0)
         facts = {
             "totals": blank | totals | {"readings": totals["delivered"]},
             "verdict": {"line": "made beside", "status": 0},
-            "devices": devices,
-            "over_time": {"step_s": 60, **over_time},
-            "delays": octaves,
+            "devices": rows("devices"),
+            "over_time": {"step_s": 60, **rows("over_time")[0]},
+            "delays": rows("octaves")[0],
             "causes": {},
-            "missing": rows("SELECT * FROM ranges ORDER BY messages DESC LIMIT 5000"),
+            "missing": rows("missing"),
             "own": [],
             "quarantine": {},
-            "audit": rows("SELECT * EXCLUDE (delay_ms) FROM audit ORDER BY device, boot LIMIT 5000"),
+            "audit": rows("boots"),
         }
         # A point of a plot covers 2 ** level ms, so that a plot has at most 256 points.
-        span = rows("SELECT max(epoch_ms(arrival)) - min(epoch_ms(arrival)) AS ms FROM kept")[0]["ms"]
+        level = (rows("span")[0]["ms"] // 255).bit_length()
         points: dict[str, list[tuple[Any, ...]]] = {}
-        found = connection.execute(
-            f"""SELECT device, name, any_value(unit), min(ms), max(ms), count(*), avg(value), min(value), max(value) FROM
-            (SELECT device, name, unit, value, coalesce((bt * 1000)::BIGINT, epoch_ms(arrival)) AS ms FROM kept
-             WHERE value IS NOT NULL) GROUP BY device, name, ms >> {(span // 255).bit_length()} ORDER BY 1, 2, 4"""
-        )
-        for device, *point in found.fetchall():
+        for device, *point in connection.execute(statements["points"], [level]).fetchall():
             points.setdefault(device, []).append(tuple(point))
         (out / "report").mkdir()
         for n in range(0, len(points), 24):
