@@ -1209,7 +1209,7 @@ def test_board_that_was_unplugged_while_its_own_program_was_stopped_runs_on_afte
                 patch.setattr(deploy, "allow_start", unplugged)
                 assert run(*words, device.path, "--output", str(tmp_path / "kept"))[0] == 1
             with Link(device.path) as link:
-                link.run(deploy._RENAME % renamed)
+                link.run(deploy.set_aside(renamed))
                 assert "main.py" not in link.literal("import os; print(os.listdir('/'))")
             since = len(device.console)
             assert run(*words, device.path, "--output", str(tmp_path / "kept"))[0] == 0

@@ -17,7 +17,7 @@ import signal
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from hashlib import sha256
 from pathlib import Path
 from typing import TypeVar
@@ -64,27 +64,29 @@ print(repr({'platform': sys.platform, 'machine': getattr(i, '_machine', ''), 've
  'mpy': getattr(i, '_mpy', 0), 'free': s[0] * (s[3] if s[3] <= s[2] else s[3] - (1 << 32)),
  'files': os.listdir('/'), 'frozen': d}))
 """
-_TREE = """
-import os, hashlib
-b = bytearray(512)
-def tell(p):
-    h = hashlib.sha256()
-    with open(p, 'rb') as f:
-        while True:
-            n = f.readinto(b)
-            if not n: break
-            h.update(memoryview(b)[:n])
-    print(p, h.digest().hex())
-def walk(p):
-    try:
-        t = os.stat(p)[0] & 0x4000
-    except OSError:
-        return
+# `below` yields everything below a path, each with whether it is a folder; a folder after what is in it.
+_BELOW = """
+import os
+def below(p):
+    try: t = os.stat(p)[0] & 0x4000
+    except OSError: return
     if t:
-        for n in os.listdir(p): walk(p + '/' + n)
-    else:
-        tell(p)
-for p in %r: walk(p)
+        for n in os.listdir(p): yield from below(p + '/' + n)
+    yield p, t
+"""
+_TREE = f"""{_BELOW}
+import hashlib
+b = bytearray(512)
+for r in %r:
+    for p, t in below(r):
+        if t: continue
+        h = hashlib.sha256()
+        with open(p, 'rb') as f:
+            while True:
+                n = f.readinto(b)
+                if not n: break
+                h.update(memoryview(b)[:n])
+        print(p, h.digest().hex())
 """
 # `with`: otherwise the garbage collector closes the file, perhaps in the middle of the file system's next write.
 _FIRST_LINE = """
@@ -93,39 +95,27 @@ try:
 except OSError: pass
 """
 # MicroPython would import an empty folder /app instead of /rom/app.
-_REMOVE_EMPTY = """
-import os
-def walk(p):
-    try:
-        for n in os.listdir(p): walk(p + '/' + n)
-        os.rmdir(p)
-    except OSError: pass
-for p in %r: walk(p)
+_REMOVE_EMPTY = f"""{_BELOW}
+for r in %r:
+    for p, t in below(r):
+        try:
+            if t: os.rmdir(p)
+        except OSError: pass
+"""
+_WIPE = f"""{_BELOW}
+for r in %r:
+    for p, t in below(r):
+        if t:
+            os.rmdir(p)
+        else:
+            os.remove(p)
+            print(p)
 """
 _RENAME = """
 import os
 there = os.listdir('/')
-for n in %r:
-    if n in there and n + '.before' not in there: os.rename('/' + n, '/' + n + '.before')
-"""
-_RENAME_BACK = """
-import os
-there = os.listdir('/')
-for n in %r:
-    if n + '.before' in there and n not in there: os.rename('/' + n + '.before', '/' + n)
-"""
-_WIPE = """
-import os
-def away(p):
-    try: t = os.stat(p)[0] & 0x4000
-    except OSError: return
-    if t:
-        for n in os.listdir(p): away(p + '/' + n)
-        os.rmdir(p)
-    else:
-        os.remove(p)
-        print(p)
-for p in %r: away(p)
+for a, b in %r:
+    if a in there and b not in there: os.rename('/' + a, '/' + b)
 """
 _UNMARK = f"""
 import os
@@ -141,6 +131,16 @@ print(repr((r.sectors, r.sector_bytes, type(r).__name__)))
 """
 
 
+def set_aside(names: Iterable[str]) -> str:
+    """Return a script that adds `.before` to the names of files of the user's own."""
+    return _RENAME % [(name, f"{name}.before") for name in names]
+
+
+def put_back(names: Iterable[str]) -> str:
+    """Return a script that undoes `set_aside`."""
+    return _RENAME % [(f"{name}.before", name) for name in names]
+
+
 def probe(link: Link) -> dict:
     """Return the board's platform, version, free space and files.
 
@@ -148,7 +148,7 @@ def probe(link: Link) -> dict:
     """
     found = retry_after_reset(link, lambda: link.literal(_PROBE, timeout_s=WATCHDOG_S))
     if "main.py.before" in found["files"] and not {"main.py", "board.mpy", "deploying"}.intersection(found["files"]):
-        retry_after_reset(link, lambda: link.run(_RENAME_BACK % (RENAMED,), WATCHDOG_S))
+        retry_after_reset(link, lambda: link.run(put_back(RENAMED), WATCHDOG_S))
         return probe(link)
     return found
 
@@ -301,7 +301,7 @@ def stop_program(link: Link, found: dict) -> None:
     if MARK in retry_after_reset(link, lambda: link.run(_FIRST_LINE % "/main.py", WATCHDOG_S)):
         retry_after_reset(link, lambda: link.create(DEPLOYING, WATCHDOG_S))
     else:
-        retry_after_reset(link, lambda: link.run(_RENAME % ["main.py"], WATCHDOG_S))
+        retry_after_reset(link, lambda: link.run(set_aside(["main.py"]), WATCHDOG_S))
     link.reset()
     link.stop()
     allow_start(link, found)
@@ -312,7 +312,7 @@ def allow_start(link: Link, found: dict) -> None:
     if DEPLOYING.lstrip("/") not in found["files"]:
         link.run(_UNMARK)
     if "main.py" in found["files"]:
-        link.run(_RENAME_BACK % ["main.py"])
+        link.run(put_back(["main.py"]))
 
 
 @contextlib.contextmanager
@@ -434,7 +434,7 @@ def deploy(arguments: argparse.Namespace) -> None:
                 report_line("dry run", "nothing was changed")
                 link.reset()
                 return
-        link.run(_RENAME % foreign)
+        link.run(set_aside(foreign))
         for name in foreign:
             report_line("renamed", f"/{name} to /{name}.before; make wipe restores it")
         if copy or remove or rom is not None:
@@ -644,7 +644,7 @@ def wipe(arguments: argparse.Namespace) -> None:
             link.create(DEPLOYING)
             found["files"] = [DEPLOYING.lstrip("/")]  # until it is removed as the last file: the next wipe goes on
         gone = set(link.run(_WIPE % roots, timeout_s=60).split()) - {DEPLOYING}
-        link.run(_RENAME_BACK % (RENAMED,))
+        link.run(put_back(RENAMED))
         _, rom, rom_block = for_rom(link, {})
         if rom is not None:
             write_rom(link, rom, rom_block)
