@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import binascii
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -18,13 +19,16 @@ from tools.proof import packets as p
 from tools.proof.brokers import __main__ as command
 from tools.proof.brokers import page, runner
 from tools.proof.brokers.judge import Got, Message, Verdict, judge
-from tools.proof.brokers.kinds import Amqtt, Certificate, Mosquitto, NotHere
+from tools.proof.brokers.kinds import Amqtt, Mosquitto, NotHere, make_certificate
 from tools.proof.brokers.runner import FACES, INTERPRETERS, Case, all_cases, run_broker
 from tools.proof.brokers.scenarios import SCENARIOS
 from tools.proof.device import body
 from tools.proof.proxy import DOWN, UP, Seen
 
 WORKERS = 6
+needs_openssl = pytest.mark.skipif(
+    shutil.which("openssl") is None, reason="needs openssl, for the brokers' certificate"
+)
 SHORTER = 5
 
 
@@ -67,35 +71,37 @@ def verdicts(request, tmp_path_factory):
         if "verdicts" in getattr(item, "fixturenames", ())
     }
     directory = tmp_path_factory.mktemp("brokers")
-    certificate = Certificate.make(directory)
+    make_certificate(directory)
     found = {}
     for kind in (Mosquitto, Amqtt):
         cases = [case for case in CASES if case.broker == kind.name and str(case) in wanted]
-        cases = [case for case in cases if certificate or not case.scenario.secure]
         if cases and (kind is Amqtt or find_mosquitto()):
 
             def report(verdict):
                 found[str(verdict.case)] = verdict
 
-            asyncio.run(run_broker(kind, cases, directory / kind.name, certificate, WORKERS, report))
+            asyncio.run(run_broker(kind, cases, directory / kind.name, WORKERS, report))
     return found
 
 
+@needs_openssl
 @pytest.mark.req("Q0", "Q1", "Q2", "Q3", "Q4", "Q6", "Q7", "Q8", "B4")
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_client_meets_its_obligations(case, verdicts):
     if str(case) not in verdicts:
-        pytest.skip("needs mosquitto, and openssl for TLS")
+        pytest.skip("needs mosquitto")
     assert verdicts[str(case)].problems == [], verdicts[str(case)].details()
 
 
+@needs_openssl
 def test_step_that_does_not_end_is_named(monkeypatch, tmp_path):
     monkeypatch.setattr(runner, "STEP_S", 1)
     monkeypatch.setattr(runner.Program, "do", lambda board, verb, *arguments: asyncio.Event().wait())
     case = Case.parse("amqtt/4/client/cpy/password")
     found = []
     case = replace(case, scenario=replace(case.scenario, wait_s=0.0))
-    asyncio.run(run_broker(Amqtt, [case], tmp_path, None, 1, found.append))
+    make_certificate(tmp_path)
+    asyncio.run(run_broker(Amqtt, [case], tmp_path / "amqtt", 1, found.append))
     assert [verdict.problems for verdict in found] == [["board refused: no end in time"]]
 
 
@@ -228,6 +234,7 @@ def test_case_is_found_by_its_id():
         Case.parse("mosquitto/4/client/cpy/nothing")
 
 
+@needs_openssl
 def test_unavailable_broker_is_reported_as_not_run(monkeypatch, capsys):
     def provide():
         raise NotHere("nobody has it")

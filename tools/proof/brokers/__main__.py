@@ -20,7 +20,7 @@ from tools.command import ended, named, parser_of, progress_bar
 from tools.proof import counts
 from tools.proof.brokers import page
 from tools.proof.brokers.judge import Verdict
-from tools.proof.brokers.kinds import KINDS, Certificate, NotHere
+from tools.proof.brokers.kinds import KINDS, NotHere, make_certificate
 from tools.proof.brokers.runner import Case, all_cases, run_broker
 from tools.proof.tally import Tally
 
@@ -55,10 +55,10 @@ def main(argv: list[str] | None = None) -> int:
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="flashmqtt-brokers-", ignore_cleanup_errors=True) as scratch:
         directory = Path(scratch).resolve()
-        certificate = Certificate.make(directory)
+        make_certificate(directory)
         names = tuple(dict.fromkeys(case.broker for case in arguments.cases)) or arguments.brokers
         for name in names:
-            _run_kind(name, arguments.cases, directory, certificate, results, tally)
+            _run_kind(name, arguments.cases, directory, results, tally)
     print(page.table(results))
     if arguments.keep:
         page.write(PAGE, results)
@@ -71,9 +71,7 @@ def main(argv: list[str] | None = None) -> int:
     return tally.status()
 
 
-def _run_kind(
-    name: str, chosen: list[Case], directory: Path, certificate: Certificate | None, results: page.Results, tally: Tally
-) -> None:
+def _run_kind(name: str, chosen: list[Case], directory: Path, results: page.Results, tally: Tally) -> None:
     """Run one broker's cases: the chosen ones, or all."""
     kind = KINDS[name]
     cases = [case for case in chosen if case.broker == name] or all_cases(name)
@@ -85,11 +83,6 @@ def _run_kind(
     for level in () if chosen else (3, 4, 5):
         if level not in kind.levels:
             results.not_run.append(f"{name} {results.versions[name]} at level {level}: not supported")
-    if certificate is None:
-        left_out = [case for case in cases if case.scenario.secure]
-        cases = [case for case in cases if not case.scenario.secure]
-        if left_out:
-            results.not_run.append(f"{name}, TLS: there is no openssl to make a certificate with")
     with progress_bar(total=len(cases), desc=name, unit=" cases") as bar:
 
         def report(verdict: Verdict) -> None:
@@ -98,7 +91,7 @@ def _run_kind(
             bar.update()
 
         try:
-            asyncio.run(run_broker(kind, cases, directory / name, certificate, WORKERS, report))
+            asyncio.run(run_broker(kind, cases, directory / name, WORKERS, report))
         except BrokerFailed as failed:
             results.not_run.append(f"{name} {results.versions[name]}: {failed}")
             tally.failing.append(f"{name} does not start")

@@ -12,13 +12,15 @@ import os
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
+from string import Template
 
 from tools import bootstrap, children
 from tools.bootstrap import ROOT
 from tools.broker import Broker, free_port
+from tools.command import Failure
 
+CONFIGURATIONS = Path(__file__).parent / "configurations"
 INSTALLED = ROOT / "build" / "brokers"
 USER, PASSWORD = "board", "secret"
 ERLANG_START_S = 90.0  # RabbitMQ takes 20 s on a quiet machine
@@ -32,42 +34,41 @@ class NotHere(Exception):
     """This broker can't be installed here; the text says why, and what to do."""
 
 
-@dataclass(frozen=True)
-class Certificate:
-    """A broker's self-signed certificate for the name `localhost`."""
+def make_certificate(directory: Path) -> None:
+    """Make a self-signed certificate for the name `localhost`: certificate.pem; pair.pem has its key, too.
 
-    certificate: Path
-    key: Path
-
-    @classmethod
-    def make(cls, directory: Path) -> Certificate | None:
-        """Make one, or return None if there is no openssl."""
-        if shutil.which("openssl") is None:
-            return None
-        made = cls(directory / "certificate.pem", directory / "key.pem")
-        directory.mkdir(parents=True, exist_ok=True)
-        subprocess.run(
-            [
-                *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"),
-                *("-days", "30", "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"),
-                *("-keyout", str(made.key), "-out", str(made.certificate)),
-            ],
-            check=True,
-            capture_output=True,
-        )
-        made.key.chmod(0o600)
-        return made
+    Raises:
+        Failure: there is no openssl.
+    """
+    if shutil.which("openssl") is None:
+        raise Failure("openssl, which makes the brokers' certificate, is not installed. Debian: apt install openssl.")
+    certificate, pair = directory / "certificate.pem", directory / "pair.pem"
+    subprocess.run(
+        [
+            *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"),
+            *("-days", "30", "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"),
+            *("-keyout", str(pair), "-out", str(certificate)),
+        ],
+        check=True,
+        capture_output=True,
+    )
+    pair.write_text(pair.read_text() + certificate.read_text())
+    pair.chmod(0o600)
 
 
 class Kind(Broker):
-    """One kind of broker; an instance is one process.
+    """One kind of broker; an instance is one process. Its configuration files are templates in the folder `configurations`.
+
+    Args:
+        directory: the folder of its files; the one above has the files of `make_certificate`.
 
     Attributes:
         name: as in the table.
         source: where it comes from.
         levels: the protocol levels that it supports.
         user: the user name that its clients need.
-        tls_port: its port for TLS, 0 for none.
+        tls_port: its port for TLS.
+        certificate: the file with its certificate.
         package: Debian's, if that is its source.
     """
 
@@ -75,11 +76,13 @@ class Kind(Broker):
     levels: tuple[int, ...] = ()
     user = USER
 
-    def __init__(self, directory: Path, certificate: Certificate | None):
+    def __init__(self, directory: Path):
         super().__init__(directory, kind=self.name)
-        self.certificate = certificate
-        self.tls_port = free_port() if certificate else 0
-        self.ports += [self.tls_port] if certificate else []
+        self.tls_port = free_port()
+        self.ports += [self.tls_port]
+        self.certificate = directory.parent / "certificate.pem"
+        self._values = {"directory": directory, "port": self.port, "tls_port": self.tls_port, "user": USER}
+        self._values |= {"password": PASSWORD, "certificate": self.certificate, "pair": directory.parent / "pair.pem"}
 
     @classmethod
     def provide(cls) -> str:
@@ -89,6 +92,21 @@ class Kind(Broker):
             NotHere: it can't be installed.
         """
         return provide_debian(cls.package)
+
+    def _filled(self, name: str) -> str:
+        """Return a configuration file's content."""
+        return Template((CONFIGURATIONS / name).read_text()).substitute(self._values)
+
+    def _write(self, name: str) -> str:
+        """Write a configuration file; return its path."""
+        path = self.directory / name
+        path.write_text(self._filled(name))
+        return str(path)
+
+    def _environment(self) -> dict[str, str]:
+        """Return the variables of the file that ends in `.env`, if there is one."""
+        has = (CONFIGURATIONS / f"{self.name}.env").exists()
+        return dict(line.split("=", 1) for line in self._filled(f"{self.name}.env").splitlines()) if has else {}
 
 
 def _installed(package: str) -> str:
@@ -150,14 +168,7 @@ class Mosquitto(Kind):
         if not passwords.exists():
             subprocess.run(["mosquitto_passwd", "-b", "-c", passwords, USER, PASSWORD], check=True, capture_output=True)
             passwords.chmod(0o600)
-        lines = ["allow_anonymous false", f"password_file {passwords}"]
-        if self.certificate:
-            lines += [
-                f"listener {self.tls_port} 127.0.0.1",
-                f"certfile {self.certificate.certificate}",
-                f"keyfile {self.certificate.key}",
-            ]
-        self._extra = "\n".join(lines)
+        self._extra = self._filled("mosquitto.conf")
         return super()._command()
 
 
@@ -170,44 +181,14 @@ class Ejabberd(Kind):
     start_deadline_s = ERLANG_START_S
 
     def _command(self) -> list[str]:
-        listeners = [{"port": self.port, "ip": "127.0.0.1", "module": "mod_mqtt", "max_payload_size": "infinity"}]
-        configuration: dict[str, object] = {
-            "hosts": ["localhost"],
-            "loglevel": "warning",
-            "auth_method": "internal",
-            "listen": listeners,
-            "modules": {
-                "mod_mqtt": {
-                    "max_queue": 100_000,
-                    "access_publish": {"#": [{"allow": "all"}]},
-                    "access_subscribe": {"#": [{"allow": "all"}]},
-                }
-            },
-        }
-        if self.certificate:
-            pair = self.directory / "pair.pem"
-            pair.write_text(self.certificate.key.read_text() + self.certificate.certificate.read_text())
-            pair.chmod(0o600)
-            configuration["certfiles"] = [str(pair)]
-            listeners.append({**listeners[0], "port": self.tls_port, "tls": True})
-        (self.directory / "ejabberd.yml").write_text(json.dumps(configuration))  # JSON is YAML, too
+        self._write("ejabberd.yml")
+        libraries = next(EJABBERD_LIBRARIES.glob("*/ejabberd-*"), EJABBERD_LIBRARIES / "erlang")
+        self._values["libraries"] = libraries.parent
         register = f'ejabberd_auth:try_register(<<"{USER}">>, <<"localhost">>, <<"{PASSWORD}">>).'
         return [
             *("erl", "-noinput", "+K", "true", "-mnesia", "dir", json.dumps(str(self.directory / "spool"))),
             *("-s", "ejabberd", "-eval", register),
         ]
-
-    def _environment(self) -> dict[str, str]:
-        libraries = next(EJABBERD_LIBRARIES.glob("*/ejabberd-*"), EJABBERD_LIBRARIES / "erlang")
-        return {
-            "HOME": str(self.directory),
-            "ERL_LIBS": str(libraries.parent),
-            "ERL_CRASH_DUMP_BYTES": "0",
-            "EJABBERD_CONFIG_PATH": str(self.directory / "ejabberd.yml"),
-            "EJABBERD_LOG_PATH": str(self.directory / "server.log"),
-            "CONTRIB_MODULES_PATH": str(self.directory / "modules"),
-            "CONTRIB_MODULES_CONF_DIR": str(self.directory / "modules"),
-        }
 
 
 class RabbitMQ(Kind):
@@ -217,15 +198,14 @@ class RabbitMQ(Kind):
     levels = (3, 4)  # 5 came with RabbitMQ 3.13
     start_deadline_s = ERLANG_START_S
 
-    def __init__(self, directory: Path, certificate: Certificate | None):
-        super().__init__(directory, certificate)
-        self._mapper_port = free_port()
-        self._node_port = free_port()
+    def __init__(self, directory: Path):
+        super().__init__(directory)
+        self._values |= {"mapper_port": free_port(), "node_port": free_port()}
         self._mapper: subprocess.Popen | None = None
 
     def start(self) -> Broker:
         """Start the port mapper, then the broker."""
-        command = ["epmd", "-port", str(self._mapper_port), "-address", "127.0.0.1"]
+        command = ["epmd", "-port", str(self._values["mapper_port"]), "-address", "127.0.0.1"]
         self._mapper = children.popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         return super().start()
 
@@ -246,46 +226,9 @@ class RabbitMQ(Kind):
             self._mapper = None
 
     def _command(self) -> list[str]:
-        lines = [
-            "listeners.tcp = none",
-            f"mqtt.listeners.tcp.1 = 127.0.0.1:{self.port}",
-            "mqtt.allow_anonymous = false",
-            f"default_user = {USER}",
-            f"default_pass = {PASSWORD}",
-            "log.console = true",
-            "log.console.level = warning",
-            "log.file = false",
-        ]
-        if self.certificate:
-            lines += [
-                f"mqtt.listeners.ssl.1 = 127.0.0.1:{self.tls_port}",
-                f"ssl_options.certfile = {self.certificate.certificate}",
-                f"ssl_options.keyfile = {self.certificate.key}",
-                "ssl_options.verify = verify_none",
-            ]
-        (self.directory / "rabbitmq.conf").write_text("\n".join(lines) + "\n")
-        (self.directory / "enabled_plugins").write_text("[rabbitmq_mqtt].\n")
+        self._write("rabbitmq.conf")
+        self._write("enabled_plugins")
         return [str(RABBITMQ_SERVER)]
-
-    def _environment(self) -> dict[str, str]:
-        here = str(self.directory)
-        return {
-            "HOME": here,
-            "ERL_EPMD_PORT": str(self._mapper_port),
-            "ERL_EPMD_ADDRESS": "127.0.0.1",
-            "RABBITMQ_NODENAME": f"flashmqtt{self.port}@localhost",
-            "RABBITMQ_DIST_PORT": str(self._node_port),
-            "RABBITMQ_CONF_ENV_FILE": os.devnull,
-            "RABBITMQ_CONFIG_FILE": f"{here}/rabbitmq.conf",
-            "RABBITMQ_ENABLED_PLUGINS_FILE": f"{here}/enabled_plugins",
-            "RABBITMQ_MNESIA_BASE": f"{here}/mnesia",
-            "RABBITMQ_LOG_BASE": here,
-            "RABBITMQ_LOGS": "-",
-            "RABBITMQ_PID_FILE": f"{here}/pid",
-            "RABBITMQ_ALLOW_INPUT": "1",  # the script becomes the broker, so that the broker is a child of this process
-            "RABBITMQ_SERVER_START_ARGS": "-noinput",
-            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "-kernel inet_dist_use_interface {127,0,0,1}",
-        }
 
 
 class Aedes(Kind):
@@ -315,17 +258,8 @@ class Aedes(Kind):
 
     def _command(self) -> list[str]:
         program = INSTALLED / "aedes" / "aedes.mjs"  # beside the packages, where Node.js looks for them
-        program.write_text(Path(__file__).with_name("aedes.mjs").read_text())
-        settings = {
-            "directory": str(self.directory / "database"),
-            "port": self.port,
-            "user": USER,
-            "password": PASSWORD,
-            "tls_port": self.tls_port,
-        }
-        if self.certificate:
-            settings |= {"certificate": str(self.certificate.certificate), "key": str(self.certificate.key)}
-        return ["node", str(program), json.dumps(settings)]
+        program.write_text((CONFIGURATIONS / "aedes.mjs").read_text())
+        return ["node", str(program), self._filled("aedes.json")]
 
 
 class Amqtt(Kind):
@@ -350,19 +284,7 @@ class Amqtt(Kind):
         passwords = self.directory / "passwords"
         passwords.write_text(f"{USER}:{Argon2Hasher(time_cost=1, memory_cost=64, parallelism=1).hash(PASSWORD)}\n")
         passwords.chmod(0o600)
-        listeners: dict[str, dict] = {"default": {"type": "tcp", "bind": f"127.0.0.1:{self.port}"}}
-        if self.certificate:
-            listeners["tls"] = {
-                "type": "tcp",
-                "bind": f"127.0.0.1:{self.tls_port}",
-                "ssl": True,
-                "certfile": str(self.certificate.certificate),
-                "keyfile": str(self.certificate.key),
-            }
-        plugin = "amqtt.plugins.authentication.FileAuthPlugin"
-        configuration = {"listeners": listeners, "plugins": {plugin: {"password_file": str(passwords)}}}
-        (self.directory / "amqtt.yaml").write_text(json.dumps(configuration))
-        return [str(Path(sys.executable).parent / "amqtt"), "-c", str(self.directory / "amqtt.yaml")]
+        return [str(Path(sys.executable).parent / "amqtt"), "-c", self._write("amqtt.yaml")]
 
 
 KINDS: dict[str, type[Kind]] = {kind.name: kind for kind in (Mosquitto, Ejabberd, RabbitMQ, Aedes, Amqtt)}

@@ -18,7 +18,7 @@ from tools.bootstrap import ROOT
 from tools.broker import BrokerFailed
 from tools.proof import side_by_side
 from tools.proof.brokers.judge import Message, Verdict, judge, number_of
-from tools.proof.brokers.kinds import KINDS, PASSWORD, Certificate, Kind
+from tools.proof.brokers.kinds import KINDS, PASSWORD, Kind
 from tools.proof.brokers.scenarios import SCENARIOS, Scenario
 from tools.proof.device import ANSWER_S, TURN_MS, body
 from tools.proof.faults.peer import Peer
@@ -102,8 +102,8 @@ class CaseRun:
         self._directory.mkdir(parents=True, exist_ok=True)
         port = self.broker.tls_port if scenario.secure else self.proxy.port
         more = {"face": self.case.face, "user": self.broker.user, **SETTINGS, **scenario.settings}
-        if scenario.secure and self.broker.certificate:
-            more |= {"host": "localhost", "ca": str(self.broker.certificate.certificate)}
+        if scenario.secure:
+            more |= {"host": "localhost", "ca": str(self.broker.certificate)}
         self._settings = settings(self.name, port, self.case.level, self._directory / "journal.flash", **more)
         step: tuple[Any, ...] = ()
         try:
@@ -216,19 +216,14 @@ class CaseRun:
 
 
 async def run_broker(
-    kind: type[Kind],
-    cases: list[Case],
-    directory: Path,
-    certificate: Certificate | None,
-    workers: int,
-    report: Callable[[Verdict], None],
+    kind: type[Kind], cases: list[Case], directory: Path, workers: int, report: Callable[[Verdict], None]
 ) -> None:
-    """Start one broker, run its cases, report each, and end the broker.
+    """Start one broker with its files in a folder (see Kind), run its cases, report each, and end the broker.
 
     Raises:
         BrokerFailed: it does not start.
     """
-    broker = kind(directory, certificate)
+    broker = kind(directory)
     try:
         await asyncio.to_thread(broker.start)
 
