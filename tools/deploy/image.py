@@ -11,7 +11,6 @@ import argparse
 import asyncio
 import atexit
 import hashlib
-import importlib.util
 import os
 import re
 import shutil
@@ -367,8 +366,6 @@ def report_heap(wanted: Wanted, image: Path) -> None:
         report_line("heap", "not measured: nothing is frozen")
     elif wanted.board != "pico":
         report_line("heap", "not measured: the emulator (rp2040py) runs images for a plain Pico only")
-    elif importlib.util.find_spec("rp2040py") is None:
-        report_line("heap", "not measured: rp2040py is not installed (requirements-dev.txt has it)")
     else:
         start, imported, made = heap(image)
         report_line("heap", f"{start:,} bytes free at the prompt, {imported:,} with client and journal imported,")

@@ -67,13 +67,7 @@ def others_busy() -> float:
 
 def versions() -> dict[str, str]:
     """Return the versions of Python and of the packages that are measured or used."""
-    result = {"python": platform.python_version()}
-    for package in PACKAGES:
-        try:
-            result[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            result[package] = "not installed"
-    return result
+    return {"python": platform.python_version()} | {package: metadata.version(package) for package in PACKAGES}
 
 
 def machine() -> str:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 import shutil
+import sysconfig
 from collections.abc import Sequence
-from importlib import util
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +23,7 @@ MESSAGES = 4000
 
 def peer_path() -> Path:
     """Return the folder that contains the package umqtt."""
-    spec = util.find_spec("umqtt")
-    if spec is None or not spec.submodule_search_locations:
-        raise RuntimeError("micropython-umqtt.simple is not installed")
-    return Path(next(iter(spec.submodule_search_locations))).parent
+    return Path(sysconfig.get_path("purelib"))
 
 
 def module_path() -> str:

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from unittest import mock
 
-from tools.broker import Broker, find_mosquitto, free_port
+from tools.broker import Broker, free_port
 from tools.deploy import __main__ as deploy
 from tools.proof.bench.figures import Bench
 from tools.virtual_board.device import Device
@@ -30,7 +30,7 @@ def first_reading_s(directory: Path) -> float:
     config.mkdir(parents=True)
     with (
         mock.patch.dict(os.environ, FLASHMQTT_WIFI_PASSWORD=password),
-        Broker(directory / "broker") as broker,
+        Broker(directory / "broker", kind="mosquitto") as broker,
         Device(directory / "board", wifi=f"home:{password}") as device,
     ):
         words = ["deploy", "--board", "pico_w", "--port", device.path, "--config", str(config), "--timeout"]
@@ -50,9 +50,6 @@ def first_reading_s(directory: Path) -> float:
 
 def run(bench: Bench) -> None:
     """Measure."""
-    if find_mosquitto() is None:
-        bench.progress("deploy: not measured: it needs mosquitto")
-        return
     took = []
     for number in range(RUNS):
         with tempfile.TemporaryDirectory(prefix="flashmqtt-bench-") as scratch:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from tools.bootstrap import ROOT
-from tools.broker import Broker, find_mosquitto
+from tools.broker import Broker
 from tools.children import Child
 from tools.proof import packets as p
 from tools.proof.bench.codec import module_path
@@ -81,9 +81,6 @@ async def publish_many(port: int, count: int, qos: int, at_once: int = 50) -> No
 
 def run(bench: Bench) -> None:
     """Measure."""
-    if find_mosquitto() is None or not MICROPYTHON.exists():
-        bench.progress("session: not measured: it needs mosquitto and MicroPython")
-        return
     with tempfile.TemporaryDirectory(prefix="flashmqtt-bench-") as name:
         asyncio.run(_measure(bench, Path(name)))
 

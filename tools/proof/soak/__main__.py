@@ -12,8 +12,7 @@ import os
 import sys
 from pathlib import Path
 
-from tools.bootstrap import find_mosquitto
-from tools.command import Failure, ended, named, number
+from tools.command import ended, named, number
 from tools.pipeline import java
 from tools.proof import counts
 from tools.proof.chain import command_line, to_tables
@@ -30,10 +29,6 @@ def soak(directory: Path, settings: Settings) -> int:
     Raises:
         Failure: the soak could not be run to its end.
     """
-    if not find_mosquitto():
-        raise Failure(
-            "The soak kills its broker, and only mosquitto keeps its messages then. Debian: apt install mosquitto."
-        )
     java.find_java()
     directory.mkdir(parents=True, exist_ok=True)
     print(
