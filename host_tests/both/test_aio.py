@@ -58,200 +58,194 @@ def run(case, broker=None):
     asyncio.run(both())
 
 
-@pytest.mark.req("Q1", "R5")
-def test_delivered_returns_false_for_lost_or_dropped_messages():
-    async def case(broker):
-        store = RamStore()
-        mqtt = client(broker, store=store)
-        handles = []
-        for _ in range(3):
-            handles.append(await mqtt.publish("a", "x", 1))  # noqa: PERF401  # MicroPython has no await in a list comprehension
-        store._lengths[handles[1] % store.limit] = 0  # as if the flash had lost the message
-        async with mqtt:
-            for handle in handles:
-                assert await mqtt.delivered(handle, 3) == (handle != handles[1])
-            assert not await mqtt.delivered(0, 3)  # handle 0: the store's policy dropped the message
+def in_a_loop(case):
+    """Make a test of a coroutine function: `run` gives it the broker as its first argument."""
 
-    run(case)
+    def test(*arguments, **named):
+        run(lambda broker: case(broker, *arguments, **named))
+
+    if sys.implementation.name != "micropython":
+        import inspect
+
+        signature = inspect.signature(case)  # pytest reads the names of the other arguments in it
+        test.__signature__ = signature.replace(parameters=list(signature.parameters.values())[1:])
+    return test
+
+
+@pytest.mark.req("Q1", "R5")
+@in_a_loop
+async def test_delivered_returns_false_for_lost_or_dropped_messages(broker):
+    store = RamStore()
+    mqtt = client(broker, store=store)
+    handles = []
+    for _ in range(3):
+        handles.append(await mqtt.publish("a", "x", 1))  # noqa: PERF401  # MicroPython has no await in a list comprehension
+    store._lengths[handles[1] % store.limit] = 0  # as if the flash had lost the message
+    async with mqtt:
+        for handle in handles:
+            assert await mqtt.delivered(handle, 3) == (handle != handles[1])
+        assert not await mqtt.delivered(0, 3)  # handle 0: the store's policy dropped the message
 
 
 @pytest.mark.req("S5", "R5")
-def test_dropped_messages_are_reported_before_the_next_attempt_to_connect():
-    async def case(broker):
-        broker.close()
-        mqtt = client(broker, store=Journal(RamRegion(6, 1024), policy=DROP_OLDEST), backoff=Backoff(60000, 60000))
-        dropped = []
-        mqtt.on_dropped = lambda first, last: dropped.append(first)
-        mqtt.link.backoff._random_below = lambda n: n - 1
-        mqtt.start()
-        await until(lambda: mqtt.error)
-        while not mqtt.session.store.dropped:
-            await mqtt.publish("a", bytes(60), 1)
-        await until(lambda: dropped)
-        assert dropped[0] == 1 and mqtt.link.attempts == 1
-        await mqtt.disconnect()
-        broker.open()
-
-    run(case)
+@in_a_loop
+async def test_dropped_messages_are_reported_before_the_next_attempt_to_connect(broker):
+    broker.close()
+    mqtt = client(broker, store=Journal(RamRegion(6, 1024), policy=DROP_OLDEST), backoff=Backoff(60000, 60000))
+    dropped = []
+    mqtt.on_dropped = lambda first, last: dropped.append(first)
+    mqtt.link.backoff._random_below = lambda n: n - 1
+    mqtt.start()
+    await until(lambda: mqtt.error)
+    while not mqtt.session.store.dropped:
+        await mqtt.publish("a", bytes(60), 1)
+    await until(lambda: dropped)
+    assert dropped[0] == 1 and mqtt.link.attempts == 1
+    await mqtt.disconnect()
+    broker.open()
 
 
 @pytest.mark.req("W11", "R4")
 @pytest.mark.parametrize("awaits", [False, True])
-def test_connect_raises_at_once_when_the_program_disconnects_meanwhile(awaits):
-    async def case(broker):
-        mqtt = client(broker)
+@in_a_loop
+async def test_connect_raises_at_once_when_the_program_disconnects_meanwhile(broker, awaits):
+    mqtt = client(broker)
 
-        async def stop(present=None):
-            await mqtt.disconnect()
+    async def stop(present=None):
+        await mqtt.disconnect()
 
-        if awaits:
-            mqtt.on_connect = stop
-        begin = ticks_ms()
-        connecting = asyncio.create_task(mqtt.connect(PATIENCE_S))
-        await asyncio.sleep(0)
-        if not awaits:
-            await stop()
-        with pytest.raises(ConnectionLost, match="disconnected meanwhile"):
-            await connecting
-        assert ticks_diff(ticks_ms(), begin) < PATIENCE_S * 500 and not mqtt.connected
-
-    run(case)
+    if awaits:
+        mqtt.on_connect = stop
+    begin = ticks_ms()
+    connecting = asyncio.create_task(mqtt.connect(PATIENCE_S))
+    await asyncio.sleep(0)
+    if not awaits:
+        await stop()
+    with pytest.raises(ConnectionLost, match="disconnected meanwhile"):
+        await connecting
+    assert ticks_diff(ticks_ms(), begin) < PATIENCE_S * 500 and not mqtt.connected
 
 
 @pytest.mark.req("W11", "R5")
-def test_handler_that_refuses_its_cancellation_does_not_block_disconnect():
-    async def case(broker):
-        mqtt = client(broker)
-        begun = []
-        ended = []
-        taken = []
+@in_a_loop
+async def test_handler_that_refuses_its_cancellation_does_not_block_disconnect(broker):
+    mqtt = client(broker)
+    begun = []
+    ended = []
+    taken = []
 
-        async def stubborn(message):
-            begun.append(True)
-            while not ended:
-                try:
-                    await asyncio.sleep(0.01)
-                except BaseException:  # what the test is about
-                    pass
-            taken.append(message.payload)
+    async def stubborn(message):
+        begun.append(True)
+        while not ended:
+            try:
+                await asyncio.sleep(0.01)
+            except BaseException:  # what the test is about
+                pass
+        taken.append(message.payload)
 
-        async with mqtt:
-            await mqtt.subscribe("a", 1, stubborn)
-            await mqtt.subscribe("b", 1, lambda message: taken.append(message.payload))
-            broker.give(publish(b"a", b"1", 1, 1))
-            await until(lambda: begun)
-            await mqtt.disconnect()
-            await mqtt.connect()
-            broker.give(publish(b"b", b"2", 1, 2))
-            await until(lambda: taken == [b"2"])
-            ended.append(True)
-            await until(lambda: taken == [b"2", b"1"] and not mqtt._tasks)
-
-    run(case)
+    async with mqtt:
+        await mqtt.subscribe("a", 1, stubborn)
+        await mqtt.subscribe("b", 1, lambda message: taken.append(message.payload))
+        broker.give(publish(b"a", b"1", 1, 1))
+        await until(lambda: begun)
+        await mqtt.disconnect()
+        await mqtt.connect()
+        broker.give(publish(b"b", b"2", 1, 2))
+        await until(lambda: taken == [b"2"])
+        ended.append(True)
+        await until(lambda: taken == [b"2", b"1"] and not mqtt._tasks)
 
 
 @pytest.mark.req("W11", "R4")
-def test_start_after_one_of_two_disconnects_connects_again():
-    async def case(broker):
-        mqtt = client(broker)
-        await mqtt.connect()
+@in_a_loop
+async def test_start_after_one_of_two_disconnects_connects_again(broker):
+    mqtt = client(broker)
+    await mqtt.connect()
 
-        async def start_again():
-            await mqtt.disconnect()
-            mqtt.start()
-
-        await asyncio.gather(start_again(), mqtt.disconnect())
-        await until(lambda: mqtt.connected)
-        assert broker.connects == 2
+    async def start_again():
         await mqtt.disconnect()
+        mqtt.start()
 
-    run(case)
+    await asyncio.gather(start_again(), mqtt.disconnect())
+    await until(lambda: mqtt.connected)
+    assert broker.connects == 2
+    await mqtt.disconnect()
 
 
 @pytest.mark.req("W11", "R4")
-def test_two_tasks_disconnect_at_the_same_time():
-    async def case(broker):
-        mqtt = client(broker)
-        await mqtt.connect()
-        await asyncio.gather(mqtt.disconnect(), mqtt.disconnect())
-        assert not mqtt.connected
-        await mqtt.connect()
-        await mqtt.disconnect()
-
-    run(case)
+@in_a_loop
+async def test_two_tasks_disconnect_at_the_same_time(broker):
+    mqtt = client(broker)
+    await mqtt.connect()
+    await asyncio.gather(mqtt.disconnect(), mqtt.disconnect())
+    assert not mqtt.connected
+    await mqtt.connect()
+    await mqtt.disconnect()
 
 
 @pytest.mark.req("Q1", "Q2")
-def test_publish_returns_once_stored_and_delivered_once_acknowledged():
-    async def case(broker):
-        async with client(broker) as mqtt:
-            for qos in (1, 2):
-                handle = await mqtt.publish("a", "x", qos)
-                await mqtt.delivered(handle, PATIENCE_S)
-                assert mqtt.pending == 0
-            for i in range(40):
-                await mqtt.publish("a", bytes([i]), 1)
-            await mqtt.drain(PATIENCE_S)
-            assert len(broker.of(3)) == 42
-
-    run(case)
+@in_a_loop
+async def test_publish_returns_once_stored_and_delivered_once_acknowledged(broker):
+    async with client(broker) as mqtt:
+        for qos in (1, 2):
+            handle = await mqtt.publish("a", "x", qos)
+            await mqtt.delivered(handle, PATIENCE_S)
+            assert mqtt.pending == 0
+        for i in range(40):
+            await mqtt.publish("a", bytes([i]), 1)
+        await mqtt.drain(PATIENCE_S)
+        assert len(broker.of(3)) == 42
 
 
 @pytest.mark.req("S5", "Q6")
-def test_messages_stored_before_connect_are_delivered_in_order():
-    async def case(broker):
-        mqtt = client(broker)
-        for i in range(20):
-            await mqtt.publish("a", bytes([i]), 1)
-        async with mqtt:
-            await mqtt.drain(PATIENCE_S)
-        assert [one[-1] for one in broker.of(3)] == list(range(20))
-
-    run(case)
+@in_a_loop
+async def test_messages_stored_before_connect_are_delivered_in_order(broker):
+    mqtt = client(broker)
+    for i in range(20):
+        await mqtt.publish("a", bytes([i]), 1)
+    async with mqtt:
+        await mqtt.drain(PATIENCE_S)
+    assert [one[-1] for one in broker.of(3)] == list(range(20))
 
 
 @pytest.mark.req("Q3", "Q4")
-def test_message_is_acknowledged_when_the_loop_asks_for_the_next():
-    async def case(broker):
-        async with client(broker) as mqtt:
-            await mqtt.subscribe("#", 2)
-            broker.give(publish(b"a", b"1", 1, 1), publish(b"b", b"2", 2, 2), publish(b"c", b"3"), pubrel(2))
-            seen = []
-            async for message in mqtt:
-                seen.append((message.topic, message.payload))
-                if len(seen) == 1:
-                    await asyncio.sleep(0.06)
-                    assert len(broker.of(4)) == 0
-                else:
-                    await until(lambda: len(broker.of(4)) == 1)
-                if len(seen) == 3:
-                    break
-            assert seen == [("a", b"1"), ("c", b"3"), ("b", b"2")]
-        await until(lambda: len(broker.of(7)) == 1)
-
-    run(case)
+@in_a_loop
+async def test_message_is_acknowledged_when_the_loop_asks_for_the_next(broker):
+    async with client(broker) as mqtt:
+        await mqtt.subscribe("#", 2)
+        broker.give(publish(b"a", b"1", 1, 1), publish(b"b", b"2", 2, 2), publish(b"c", b"3"), pubrel(2))
+        seen = []
+        async for message in mqtt:
+            seen.append((message.topic, message.payload))
+            if len(seen) == 1:
+                await asyncio.sleep(0.06)
+                assert len(broker.of(4)) == 0
+            else:
+                await until(lambda: len(broker.of(4)) == 1)
+            if len(seen) == 3:
+                break
+        assert seen == [("a", b"1"), ("c", b"3"), ("b", b"2")]
+    await until(lambda: len(broker.of(7)) == 1)
 
 
 @pytest.mark.req("Q8", "B4")
-def test_client_reconnects_and_delivers_everything_in_order():
-    async def case(broker):
-        async with client(broker) as mqtt:
-            broker.present = 1
-            for i in range(60):
-                await mqtt.publish("a", bytes([i]), 1)
-                if i % 20 == 10:
-                    broker.drop()
-                if i % 20 == 15:
-                    await until(lambda n=i // 20 + 2: broker.connects == n and mqtt.connected)
-            await mqtt.drain(PATIENCE_S)
-        seen = []
-        for one in broker.of(3):
-            if one[-1] not in seen:
-                seen.append(one[-1])
-        assert seen == list(range(60))
-        assert broker.connects == 4
-
-    run(case)
+@in_a_loop
+async def test_client_reconnects_and_delivers_everything_in_order(broker):
+    async with client(broker) as mqtt:
+        broker.present = 1
+        for i in range(60):
+            await mqtt.publish("a", bytes([i]), 1)
+            if i % 20 == 10:
+                broker.drop()
+            if i % 20 == 15:
+                await until(lambda n=i // 20 + 2: broker.connects == n and mqtt.connected)
+        await mqtt.drain(PATIENCE_S)
+    seen = []
+    for one in broker.of(3):
+        if one[-1] not in seen:
+            seen.append(one[-1])
+    assert seen == list(range(60))
+    assert broker.connects == 4
 
 
 @pytest.mark.req("B4", "R4")
@@ -292,92 +286,83 @@ def test_client_continues_in_a_new_event_loop(disconnects):
 
 
 @pytest.mark.req("R4")
-def test_task_cancelled_in_disconnect_ends_and_the_client_can_connect_again():
-    async def case(broker):
-        for turns in range(1, 6):
-            mqtt = client(broker)
-            await mqtt.connect()
+@in_a_loop
+async def test_task_cancelled_in_disconnect_ends_and_the_client_can_connect_again(broker):
+    for turns in range(1, 6):
+        mqtt = client(broker)
+        await mqtt.connect()
 
-            async def end(mqtt=mqtt):
-                await mqtt.disconnect()
-                await asyncio.sleep(0.5)
-
-            task = asyncio.create_task(end())
-            for _ in range(turns):
-                await asyncio.sleep(0)
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-            assert not mqtt.connected
-            await mqtt.connect()
-            assert await mqtt.delivered(await mqtt.publish("b", "x", 1), PATIENCE_S)
+        async def end(mqtt=mqtt):
             await mqtt.disconnect()
+            await asyncio.sleep(0.5)
 
-    run(case)
-
-
-@pytest.mark.req("B4")
-def test_delivered_message_resets_the_backoff_of_a_short_connection():
-    async def case(broker):
-        backoff = Backoff(base_ms=1, cap_ms=200, lasting_ms=60000, step=6)
-        async with client(broker, backoff=backoff) as mqtt:
-            broker.present = 1
-            for i in range(4):
-                await mqtt.delivered(await mqtt.publish("a", bytes([i]), 1 + i % 2), PATIENCE_S)
-                assert backoff.step == 0
-                broker.drop()
-                while mqtt.link.connects == i + 1:
-                    await asyncio.sleep(0.005)
-                assert backoff.step == 1
-
-    run(case)
+        task = asyncio.create_task(end())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert not mqtt.connected
+        await mqtt.connect()
+        assert await mqtt.delivered(await mqtt.publish("b", "x", 1), PATIENCE_S)
+        await mqtt.disconnect()
 
 
 @pytest.mark.req("B4")
-def test_closing_the_socket_wakes_its_task_and_keeps_other_readers():
+@in_a_loop
+async def test_delivered_message_resets_the_backoff_of_a_short_connection(broker):
+    backoff = Backoff(base_ms=1, cap_ms=200, lasting_ms=60000, step=6)
+    async with client(broker, backoff=backoff) as mqtt:
+        broker.present = 1
+        for i in range(4):
+            await mqtt.delivered(await mqtt.publish("a", bytes([i]), 1 + i % 2), PATIENCE_S)
+            assert backoff.step == 0
+            broker.drop()
+            while mqtt.link.connects == i + 1:
+                await asyncio.sleep(0.005)
+            assert backoff.step == 1
+
+
+@pytest.mark.req("B4")
+@in_a_loop
+async def test_closing_the_socket_wakes_its_task_and_keeps_other_readers(broker):
     if sys.implementation.name == "micropython":
         pytest.skip("MicroPython's poller reports a closed socket by itself")
+    import socket
 
-    async def case(broker):
-        import socket
-
-        async with client(broker, backoff=Backoff(base_ms=1, cap_ms=1)) as mqtt:
-            await asyncio.sleep(0.05)
-            old = mqtt.link.sock.fileno()
-            mqtt.link.fail(ConnectionLost("as a failed write in another task reports it"), ticks_ms())
-            one, other = socket.socketpair()
-            assert old in (one.fileno(), other.fileno())  # the new sockets reuse the closed socket's number
-            read = asyncio.Event()
-            loop = asyncio.get_running_loop()
-            for end in (one, other):
-                loop.add_reader(end.fileno(), read.set)
-            other.send(b"x")
-            await until(lambda: read.is_set() and mqtt.connected)
-            for end in (one, other):
-                assert loop.remove_reader(end.fileno())
-                end.close()
-
-    run(case)
+    async with client(broker, backoff=Backoff(base_ms=1, cap_ms=1)) as mqtt:
+        await asyncio.sleep(0.05)
+        old = mqtt.link.sock.fileno()
+        mqtt.link.fail(ConnectionLost("as a failed write in another task reports it"), ticks_ms())
+        one, other = socket.socketpair()
+        assert old in (one.fileno(), other.fileno())  # the new sockets reuse the closed socket's number
+        read = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for end in (one, other):
+            loop.add_reader(end.fileno(), read.set)
+        other.send(b"x")
+        await until(lambda: read.is_set() and mqtt.connected)
+        for end in (one, other):
+            assert loop.remove_reader(end.fileno())
+            end.close()
 
 
 @pytest.mark.req("W10", "W11")
-def test_refused_connect_and_subscribe_raise():
-    async def case(broker):
-        broker.code = 5
-        mqtt = client(broker)
-        with pytest.raises(ConnectRefused) as refused:
-            await mqtt.connect()
-        assert refused.value.code == 5
-        await mqtt.disconnect()
-        broker.code = 0
-        broker.granted = 0x80
-        async with client(broker) as mqtt:
-            with pytest.raises(Refused) as refused:
-                await mqtt.subscribe("x", 1)
-            assert refused.value.code == 0x80
-            assert mqtt.connected
-
-    run(case)
+@in_a_loop
+async def test_refused_connect_and_subscribe_raise(broker):
+    broker.code = 5
+    mqtt = client(broker)
+    with pytest.raises(ConnectRefused) as refused:
+        await mqtt.connect()
+    assert refused.value.code == 5
+    await mqtt.disconnect()
+    broker.code = 0
+    broker.granted = 0x80
+    async with client(broker) as mqtt:
+        with pytest.raises(Refused) as refused:
+            await mqtt.subscribe("x", 1)
+        assert refused.value.code == 0x80
+        assert mqtt.connected
 
 
 class Refusing(Loopback):
@@ -437,37 +422,33 @@ def test_refused_message_raises_in_every_task_that_waits_for_it():
 
 
 @pytest.mark.req("B4")
-def test_connect_without_connack_raises_at_its_deadline():
-    async def case(broker):
-        broker.silent = True
-        mqtt = client(broker)
-        with pytest.raises(ConnectionLost):
-            await mqtt.connect(0.2)
-        await mqtt.disconnect()
-
-    run(case)
+@in_a_loop
+async def test_connect_without_connack_raises_at_its_deadline(broker):
+    broker.silent = True
+    mqtt = client(broker)
+    with pytest.raises(ConnectionLost):
+        await mqtt.connect(0.2)
+    await mqtt.disconnect()
 
 
 @pytest.mark.req("Q1")
-def test_handlers_and_other_tasks_may_publish():
-    async def case(broker):
-        async with client(broker) as mqtt:
-            seen = []
-            await mqtt.subscribe("in", 1, lambda message: seen.append(message.payload))
+@in_a_loop
+async def test_handlers_and_other_tasks_may_publish(broker):
+    async with client(broker) as mqtt:
+        seen = []
+        await mqtt.subscribe("in", 1, lambda message: seen.append(message.payload))
 
-            async def publisher():
-                for i in range(10):
-                    await mqtt.delivered(await mqtt.publish("out", bytes([i]), 1), PATIENCE_S)
+        async def publisher():
+            for i in range(10):
+                await mqtt.delivered(await mqtt.publish("out", bytes([i]), 1), PATIENCE_S)
 
-            tasks = [asyncio.create_task(publisher()) for _ in range(3)]
-            broker.give(publish(b"in", b"x", 1, 9))
-            for task in tasks:
-                await task
-            assert len(broker.of(3)) == 30
-            assert seen == [b"x"]
-            assert len(broker.of(4)) == 1
-
-    run(case)
+        tasks = [asyncio.create_task(publisher()) for _ in range(3)]
+        broker.give(publish(b"in", b"x", 1, 9))
+        for task in tasks:
+            await task
+        assert len(broker.of(3)) == 30
+        assert seen == [b"x"]
+        assert len(broker.of(4)) == 1
 
 
 @pytest.mark.req("W13")
@@ -485,53 +466,49 @@ def test_other_tasks_run_during_an_endless_flood_of_messages():
 
 
 @pytest.mark.req("R4")
-def test_receive_loop_may_await_acknowledgements():
-    async def case(broker):
-        async with client(broker) as mqtt:
-            await mqtt.subscribe("#", 1)
-            broker.give(publish(b"a", b"1", 1, 1), publish(b"a", b"2", 1, 2))
-            seen = []
-            async for message in mqtt:
-                seen.append(message.payload)
-                handle = await mqtt.publish("b", message.payload, 1)
-                assert await mqtt.delivered(handle)
-                assert await mqtt.subscribe("c", 1) == 1
-                await mqtt.drain()
-                if len(seen) == 2:
-                    break
-            assert seen == [b"1", b"2"]
-
-    run(case)
+@in_a_loop
+async def test_receive_loop_may_await_acknowledgements(broker):
+    async with client(broker) as mqtt:
+        await mqtt.subscribe("#", 1)
+        broker.give(publish(b"a", b"1", 1, 1), publish(b"a", b"2", 1, 2))
+        seen = []
+        async for message in mqtt:
+            seen.append(message.payload)
+            handle = await mqtt.publish("b", message.payload, 1)
+            assert await mqtt.delivered(handle)
+            assert await mqtt.subscribe("c", 1) == 1
+            await mqtt.drain()
+            if len(seen) == 2:
+                break
+        assert seen == [b"1", b"2"]
 
 
 @pytest.mark.req("R4")
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_handler_error_is_reported_and_its_message_retried(asynchronous):
-    async def case(broker):
-        async with client(broker) as mqtt:
-            seen = []
-            errors = []
-            mqtt.on_error = lambda error, message: errors.append((type(error), message.payload, message.failures))
+@in_a_loop
+async def test_handler_error_is_reported_and_its_message_retried(broker, asynchronous):
+    async with client(broker) as mqtt:
+        seen = []
+        errors = []
+        mqtt.on_error = lambda error, message: errors.append((type(error), message.payload, message.failures))
 
-            def fail(message):
-                seen.append(message.payload)
-                if len(seen) == 1:
-                    raise ValueError("mine")
+        def fail(message):
+            seen.append(message.payload)
+            if len(seen) == 1:
+                raise ValueError("mine")
 
-            async def fail_later(message):
-                await asyncio.sleep(0)
-                fail(message)
+        async def fail_later(message):
+            await asyncio.sleep(0)
+            fail(message)
 
-            await mqtt.subscribe("a", 1, fail_later if asynchronous else fail)
-            broker.give(publish(b"a", b"x", 1, 7), publish(b"a", b"y", 1, 8))
-            assert await mqtt.subscribe("b") == 0  # the client still works
-            assert await mqtt.delivered(await mqtt.publish("c", "1", 1))
-            assert broker.of(4) == []
-            await until(lambda: len(broker.of(4)) == 2)
-            assert seen == [b"x", b"x", b"y"] and errors == [(ValueError, b"x", 1)]
-            assert broker.connects == 1
-
-    run(case)
+        await mqtt.subscribe("a", 1, fail_later if asynchronous else fail)
+        broker.give(publish(b"a", b"x", 1, 7), publish(b"a", b"y", 1, 8))
+        assert await mqtt.subscribe("b") == 0  # the client still works
+        assert await mqtt.delivered(await mqtt.publish("c", "1", 1))
+        assert broker.of(4) == []
+        await until(lambda: len(broker.of(4)) == 2)
+        assert seen == [b"x", b"x", b"y"] and errors == [(ValueError, b"x", 1)]
+        assert broker.connects == 1
 
 
 async def cut(broker, mqtt):
@@ -544,126 +521,114 @@ async def cut(broker, mqtt):
 
 
 @pytest.mark.req("Q4")
-def test_qos_2_message_handled_during_connection_loss_is_not_repeated():
-    async def case(broker):
-        async def release_again():
-            while broker.connects == 1:
-                await asyncio.sleep(0.01)
-            broker.give(pubrel(7), publish(b"a", b"last"))
+@in_a_loop
+async def test_qos_2_message_handled_during_connection_loss_is_not_repeated(broker):
+    async def release_again():
+        while broker.connects == 1:
+            await asyncio.sleep(0.01)
+        broker.give(pubrel(7), publish(b"a", b"last"))
 
-        async with client(broker) as mqtt:
-            broker.present = 1
-            await mqtt.subscribe("#", 2)
-            broker.give(publish(b"a", b"1", 2, 7), pubrel(7))
-            releasing = asyncio.create_task(release_again())
-            seen = []
-            async for message in mqtt:
-                seen.append(message.payload)
-                if len(seen) == 2:
-                    break
-                await cut(broker, mqtt)
-            await releasing
-            assert seen == [b"1", b"last"]
-            while not broker.of(7):
-                await asyncio.sleep(0.01)
-
-    run(case)
+    async with client(broker) as mqtt:
+        broker.present = 1
+        await mqtt.subscribe("#", 2)
+        broker.give(publish(b"a", b"1", 2, 7), pubrel(7))
+        releasing = asyncio.create_task(release_again())
+        seen = []
+        async for message in mqtt:
+            seen.append(message.payload)
+            if len(seen) == 2:
+                break
+            await cut(broker, mqtt)
+        await releasing
+        assert seen == [b"1", b"last"]
+        while not broker.of(7):
+            await asyncio.sleep(0.01)
 
 
 @pytest.mark.req("Q4")
 @pytest.mark.parametrize("gone", [False, True])
-def test_leaving_the_loop_discards_the_held_qos_2_message(gone):
-    async def case(broker):
-        store = RamStore(hold_limit=1)
-        async with client(broker, store=store, window=2) as mqtt:
-            await mqtt.subscribe("#", 2)
-            broker.give(publish(b"a", b"1", 2, 7), publish(b"a", b"2", 2, 8), pubrel(7))
-            async for _ in mqtt:
-                if gone:
-                    await cut(broker, mqtt)
-                break
-        if gone:
-            await asyncio.sleep(0.02)
-            assert len(broker.of(7)) == 0
-        else:
-            await until(lambda: len(broker.of(7)) == 1)
-        assert not store.held()
-
-    run(case)
+@in_a_loop
+async def test_leaving_the_loop_discards_the_held_qos_2_message(broker, gone):
+    store = RamStore(hold_limit=1)
+    async with client(broker, store=store, window=2) as mqtt:
+        await mqtt.subscribe("#", 2)
+        broker.give(publish(b"a", b"1", 2, 7), publish(b"a", b"2", 2, 8), pubrel(7))
+        async for _ in mqtt:
+            if gone:
+                await cut(broker, mqtt)
+            break
+    if gone:
+        await asyncio.sleep(0.02)
+        assert len(broker.of(7)) == 0
+    else:
+        await until(lambda: len(broker.of(7)) == 1)
+    assert not store.held()
 
 
 @pytest.mark.req("B4", "R4")
-def test_timeout_of_0_does_not_wait():
-    async def case(broker):
-        mqtt = client(broker)
-        handle = await mqtt.publish("a", "x", 1)
+@in_a_loop
+async def test_timeout_of_0_does_not_wait(broker):
+    mqtt = client(broker)
+    handle = await mqtt.publish("a", "x", 1)
 
-        async def asks():
-            with pytest.raises(DeadlineExpired):
-                await mqtt.delivered(handle, 0)
-            with pytest.raises(DeadlineExpired):
-                await mqtt.connect(0)
-            await mqtt.connect()
-            broker.silent = True
-            with pytest.raises(DeadlineExpired):
-                await mqtt.subscribe("a", 1, timeout_s=0)
-            with pytest.raises(DeadlineExpired):
-                await mqtt.unsubscribe("a", 0)
-            broker.silent = False
-            await mqtt.disconnect()
-
-        await asyncio.wait_for(asks(), 20)
+    async def asks():
+        with pytest.raises(DeadlineExpired):
+            await mqtt.delivered(handle, 0)
+        with pytest.raises(DeadlineExpired):
+            await mqtt.connect(0)
         await mqtt.connect()
-        await mqtt.delivered(handle)
-        assert await mqtt.delivered(handle, 0)
+        broker.silent = True
+        with pytest.raises(DeadlineExpired):
+            await mqtt.subscribe("a", 1, timeout_s=0)
+        with pytest.raises(DeadlineExpired):
+            await mqtt.unsubscribe("a", 0)
+        broker.silent = False
         await mqtt.disconnect()
 
-    run(case)
+    await asyncio.wait_for(asks(), 20)
+    await mqtt.connect()
+    await mqtt.delivered(handle)
+    assert await mqtt.delivered(handle, 0)
+    await mqtt.disconnect()
 
 
 @pytest.mark.req("W10", "W11")
-def test_disconnect_while_connect_is_unanswered_reaches_the_broker_which_publishes_no_will():
-    async def case(broker):
-        broker.silent = True
-        mqtt = client(broker, will=("a", "b", 0, False))
-        mqtt.start()
-        await until(lambda: broker.of(1))
-        await mqtt.disconnect()
-        await until(lambda: broker.of(14))
-
-    run(case)
+@in_a_loop
+async def test_disconnect_while_connect_is_unanswered_reaches_the_broker_which_publishes_no_will(broker):
+    broker.silent = True
+    mqtt = client(broker, will=("a", "b", 0, False))
+    mqtt.start()
+    await until(lambda: broker.of(1))
+    await mqtt.disconnect()
+    await until(lambda: broker.of(14))
 
 
 @pytest.mark.req("R4", "B4")
-def test_deadline_of_delivered_and_drain_expires_in_an_outage_as_with_a_connection():
-    async def case(broker):
-        broker.close()
-        mqtt = client(broker)
-        handle = await mqtt.publish("a", "x", 1)
-        mqtt.start()
-        await until(lambda: mqtt.error)
-        for call in (mqtt.delivered(handle, 0.05), mqtt.drain(0.05)):
-            with pytest.raises(DeadlineExpired):
-                await call
-        await mqtt.disconnect()
-        broker.open()
-
-    run(case)
+@in_a_loop
+async def test_deadline_of_delivered_and_drain_expires_in_an_outage_as_with_a_connection(broker):
+    broker.close()
+    mqtt = client(broker)
+    handle = await mqtt.publish("a", "x", 1)
+    mqtt.start()
+    await until(lambda: mqtt.error)
+    for call in (mqtt.delivered(handle, 0.05), mqtt.drain(0.05)):
+        with pytest.raises(DeadlineExpired):
+            await call
+    await mqtt.disconnect()
+    broker.open()
 
 
 @pytest.mark.req("W10", "W13")
-def test_invalid_timeout_is_refused():
-    async def case(broker):
-        mqtt = client(broker)
-        handle = await mqtt.publish("a", "x", 1)
-        for wrong in ("5", [5], float("nan"), float("inf"), 1 << 40):
-            for call in (mqtt.connect(wrong), mqtt.drain(wrong), mqtt.delivered(handle, wrong)):
-                with pytest.raises(UsageError) as caught:
-                    await call
-                assert str(caught.value).startswith("timeout %r: " % (wrong,))
-        await mqtt.disconnect()
-
-    run(case)
+@in_a_loop
+async def test_invalid_timeout_is_refused(broker):
+    mqtt = client(broker)
+    handle = await mqtt.publish("a", "x", 1)
+    for wrong in ("5", [5], float("nan"), float("inf"), 1 << 40):
+        for call in (mqtt.connect(wrong), mqtt.drain(wrong), mqtt.delivered(handle, wrong)):
+            with pytest.raises(UsageError) as caught:
+                await call
+            assert str(caught.value).startswith("timeout %r: " % (wrong,))
+    await mqtt.disconnect()
 
 
 @pytest.mark.req("W13")
@@ -690,38 +655,34 @@ def test_deadline_holds_when_ticks_wrap():
 
 
 @pytest.mark.req("W11")
-def test_keep_alive_continues_while_the_program_handles_a_message():
-    async def case(broker):
-        async with client(broker, keep_alive_s=1) as mqtt:
-            await mqtt.subscribe("#", 1)
-            broker.give(publish(b"a", b"1", 1, 1))
-            async for _ in mqtt:
-                await asyncio.sleep(2.5)
-                await until(lambda: len(broker.of(12)) >= 2)
-                break
-            assert mqtt.connected
-            assert broker.connects == 1
-
-    run(case)
+@in_a_loop
+async def test_keep_alive_continues_while_the_program_handles_a_message(broker):
+    async with client(broker, keep_alive_s=1) as mqtt:
+        await mqtt.subscribe("#", 1)
+        broker.give(publish(b"a", b"1", 1, 1))
+        async for _ in mqtt:
+            await asyncio.sleep(2.5)
+            await until(lambda: len(broker.of(12)) >= 2)
+            break
+        assert mqtt.connected
+        assert broker.connects == 1
 
 
 @pytest.mark.req("W11")
-def test_silent_link_is_noticed():
-    async def case(broker):
-        async with client(broker, keep_alive_s=1) as mqtt:
-            broker.present = 1
-            broker.deaf = True
-            silent_ms = 0
-            before = ticks_ms()
-            while mqtt.connected:
-                await asyncio.sleep(0.02)
-                now = ticks_ms()
-                silent_ms += min(ticks_diff(now, before), 30)  # if a step takes longer, the machine runs no task
-                before = now
-            assert silent_ms <= 1650
-            broker.deaf = False
-
-    run(case)
+@in_a_loop
+async def test_silent_link_is_noticed(broker):
+    async with client(broker, keep_alive_s=1) as mqtt:
+        broker.present = 1
+        broker.deaf = True
+        silent_ms = 0
+        before = ticks_ms()
+        while mqtt.connected:
+            await asyncio.sleep(0.02)
+            now = ticks_ms()
+            silent_ms += min(ticks_diff(now, before), 30)  # if a step takes longer, the machine runs no task
+            before = now
+        assert silent_ms <= 1650
+        broker.deaf = False
 
 
 @pytest.mark.req("B2")
@@ -758,127 +719,117 @@ def test_idle_client_allocates_less_than_a_kilobyte_a_second():
 
 @pytest.mark.req("R2")
 @pytest.mark.parametrize("chunks", [False, True])
-def test_long_message_is_skipped_or_delivered_in_chunks(chunks):
-    async def case(broker):
-        told, parts = [], []
-        async with client(broker, buffer_bytes=64, chunks=chunks) as mqtt:
-            mqtt.on_oversize = lambda topic, length: told.append((topic, length))
-            await mqtt.subscribe("a", 2, lambda message: parts.append(message.payload))
-            for qos in (0, 1, 2):
-                broker.give(publish(b"a", b"x" * 500, qos, 9))
-                if qos == 2:
-                    broker.give(pubrel(9))
-            broker.give(publish(b"a", b"short", 1, 8))
-            await until(lambda: parts and parts[-1] == b"short")
-            assert told == ([] if chunks else [("a", 500)] * 3) and mqtt.oversize == len(told)
-            assert b"".join(parts) == (b"x" * 1500 if chunks else b"") + b"short"
-            await until(lambda: len(broker.of(4)) == 2 and len(broker.of(5)) == 1 and len(broker.of(7)) == 1)
-            assert broker.connects == 1
-
-    run(case)
+@in_a_loop
+async def test_long_message_is_skipped_or_delivered_in_chunks(broker, chunks):
+    told, parts = [], []
+    async with client(broker, buffer_bytes=64, chunks=chunks) as mqtt:
+        mqtt.on_oversize = lambda topic, length: told.append((topic, length))
+        await mqtt.subscribe("a", 2, lambda message: parts.append(message.payload))
+        for qos in (0, 1, 2):
+            broker.give(publish(b"a", b"x" * 500, qos, 9))
+            if qos == 2:
+                broker.give(pubrel(9))
+        broker.give(publish(b"a", b"short", 1, 8))
+        await until(lambda: parts and parts[-1] == b"short")
+        assert told == ([] if chunks else [("a", 500)] * 3) and mqtt.oversize == len(told)
+        assert b"".join(parts) == (b"x" * 1500 if chunks else b"") + b"short"
+        await until(lambda: len(broker.of(4)) == 2 and len(broker.of(5)) == 1 and len(broker.of(7)) == 1)
+        assert broker.connects == 1
 
 
 @pytest.mark.req("Q0", "R4")
-def test_messages_received_while_sending_a_long_qos_0_message_block_neither():
-    async def case(broker):
-        got = []
-        async with client(broker, buffer_bytes=256) as mqtt:
-            await mqtt.subscribe("a", 0, lambda message: got.append(message.payload))
-            sending = asyncio.create_task(mqtt.publish("b", bytes(20_000)))
-            given = 0
-            while not sending.done():
-                given += 1
-                broker.give(publish(b"a", b"%d" % given))
-                await asyncio.sleep(0)
-            await until(lambda: len(got) == given)
-            assert given > 2
-            assert got == [b"%d" % (n + 1) for n in range(given)]
-            await until(lambda: len(broker.of(3)) == 1)
-            assert broker.connects == 1
-
-    run(case)
+@in_a_loop
+async def test_messages_received_while_sending_a_long_qos_0_message_block_neither(broker):
+    got = []
+    async with client(broker, buffer_bytes=256) as mqtt:
+        await mqtt.subscribe("a", 0, lambda message: got.append(message.payload))
+        sending = asyncio.create_task(mqtt.publish("b", bytes(20_000)))
+        given = 0
+        while not sending.done():
+            given += 1
+            broker.give(publish(b"a", b"%d" % given))
+            await asyncio.sleep(0)
+        await until(lambda: len(got) == given)
+        assert given > 2
+        assert got == [b"%d" % (n + 1) for n in range(given)]
+        await until(lambda: len(broker.of(3)) == 1)
+        assert broker.connects == 1
 
 
 @pytest.mark.req("R4")
-def test_async_handler_may_await_every_call():
-    async def case(broker):
-        mqtt = client(broker)
-        await mqtt.connect()
-        got = []
-        tasks = []
+@in_a_loop
+async def test_async_handler_may_await_every_call(broker):
+    mqtt = client(broker)
+    await mqtt.connect()
+    got = []
+    tasks = []
 
-        async def handle(message):
-            handle_ = await mqtt.publish("b", "x", 1)
-            got.append(await mqtt.delivered(handle_))
-            await mqtt.publish("b", "x")
-            await mqtt.publish("b", bytes(3000))
-            got.append(await mqtt.subscribe("c", 1))
-            got.append(await mqtt.unsubscribe("c"))
-            await mqtt.drain(PATIENCE_S)
-            mqtt.start()
-            got.append(await mqtt.connect())
-            await mqtt.disconnect()
-            got.append("disconnected")
+    async def handle(message):
+        handle_ = await mqtt.publish("b", "x", 1)
+        got.append(await mqtt.delivered(handle_))
+        await mqtt.publish("b", "x")
+        await mqtt.publish("b", bytes(3000))
+        got.append(await mqtt.subscribe("c", 1))
+        got.append(await mqtt.unsubscribe("c"))
+        await mqtt.drain(PATIENCE_S)
+        mqtt.start()
+        got.append(await mqtt.connect())
+        await mqtt.disconnect()
+        got.append("disconnected")
 
-        def plain(message):
-            tasks.append(asyncio.create_task(mqtt.publish("from a plain function", "x", 1)))
+    def plain(message):
+        tasks.append(asyncio.create_task(mqtt.publish("from a plain function", "x", 1)))
 
-        await mqtt.subscribe("a", 1, handle)
-        await mqtt.subscribe("d", 1, plain)
-        broker.give(publish(b"d", b"1", 1, 6), publish(b"a", b"1", 1, 7))
-        await until(lambda: len(got) == 5)
-        assert got == [True, 1, 0, False, "disconnected"] and not mqtt.connected
-        assert any(b"from a plain function" in one for one in broker.packets)
-
-    run(case)
+    await mqtt.subscribe("a", 1, handle)
+    await mqtt.subscribe("d", 1, plain)
+    broker.give(publish(b"d", b"1", 1, 6), publish(b"a", b"1", 1, 7))
+    await until(lambda: len(got) == 5)
+    assert got == [True, 1, 0, False, "disconnected"] and not mqtt.connected
+    assert any(b"from a plain function" in one for one in broker.packets)
 
 
 @pytest.mark.req("W8", "W9")
-def test_wrong_arguments_are_refused_at_once_by_name():
-    async def case(broker):
-        mqtt = client(broker)
-        handle = await mqtt.publish("a", b"x", 1)
-        calls = [
-            (lambda: mqtt.delivered(handle + 1), "handle 2: no message has this number; the last one has 1"),
-            (lambda: mqtt.delivered("1"), "handle '1': give the number that publish returned"),
-            (lambda: mqtt.publish("a/#", b"x", 1), "not a topic name: b'a/#': # is a wildcard"),
-            (lambda: mqtt.publish(5, b"x", 1), "topic must be str or bytes, not int"),
-            (lambda: mqtt.publish("a", 5, 1), "payload must be str or bytes, not int"),
-            (lambda: mqtt.subscribe("a#"), "not a topic filter: b'a#': # must be the last level"),
-        ]
-        for call, text in calls:
-            with pytest.raises(UsageError) as caught:
-                await call()
-            assert str(caught.value).startswith(text)
-
-    run(case)
+@in_a_loop
+async def test_wrong_arguments_are_refused_at_once_by_name(broker):
+    mqtt = client(broker)
+    handle = await mqtt.publish("a", b"x", 1)
+    calls = [
+        (lambda: mqtt.delivered(handle + 1), "handle 2: no message has this number; the last one has 1"),
+        (lambda: mqtt.delivered("1"), "handle '1': give the number that publish returned"),
+        (lambda: mqtt.publish("a/#", b"x", 1), "not a topic name: b'a/#': # is a wildcard"),
+        (lambda: mqtt.publish(5, b"x", 1), "topic must be str or bytes, not int"),
+        (lambda: mqtt.publish("a", 5, 1), "payload must be str or bytes, not int"),
+        (lambda: mqtt.subscribe("a#"), "not a topic filter: b'a#': # must be the last level"),
+    ]
+    for call, text in calls:
+        with pytest.raises(UsageError) as caught:
+            await call()
+        assert str(caught.value).startswith(text)
 
 
 @pytest.mark.req("R4")
 @pytest.mark.parametrize("ends", ["deadline", "cancelled"])
-def test_async_with_that_can_not_connect_leaves_no_task_behind(ends):
-    async def case(broker):
-        broker.silent = True
-        mqtt = client(broker, timeout_s=0.2 if ends == "deadline" else PATIENCE_S)
+@in_a_loop
+async def test_async_with_that_can_not_connect_leaves_no_task_behind(broker, ends):
+    broker.silent = True
+    mqtt = client(broker, timeout_s=0.2 if ends == "deadline" else PATIENCE_S)
 
-        async def enter():
-            async with mqtt:
-                raise AssertionError("entered")
-
-        try:
-            await asyncio.wait_for(enter(), PATIENCE_S if ends == "deadline" else 0.2)
-            raise AssertionError("no error")
-        except (ConnectionLost, asyncio.TimeoutError):  # noqa: UP041  # MicroPython has no TimeoutError
-            pass
-        # A program that tries again with a new client would have two clients over one store.
-        attempts = mqtt.link.attempts
-        broker.silent = False
-        await asyncio.sleep(0.5)
-        assert mqtt.link.attempts == attempts and not mqtt.connected and mqtt.link.sock is None
+    async def enter():
         async with mqtt:
-            assert mqtt.connected
+            raise AssertionError("entered")
 
-    run(case)
+    try:
+        await asyncio.wait_for(enter(), PATIENCE_S if ends == "deadline" else 0.2)
+        raise AssertionError("no error")
+    except (ConnectionLost, asyncio.TimeoutError):  # noqa: UP041  # MicroPython has no TimeoutError
+        pass
+    # A program that tries again with a new client would have two clients over one store.
+    attempts = mqtt.link.attempts
+    broker.silent = False
+    await asyncio.sleep(0.5)
+    assert mqtt.link.attempts == attempts and not mqtt.connected and mqtt.link.sock is None
+    async with mqtt:
+        assert mqtt.connected
 
 
 class StoreFailingOnce(RamStore):
@@ -895,64 +846,58 @@ class StoreFailingOnce(RamStore):
 
 
 @pytest.mark.req("R4", "S6")
-def test_client_reconnects_after_an_error_of_the_store_which_each_waiting_call_raises():
-    async def case(broker):
-        async with client(broker, store=StoreFailingOnce()) as mqtt:
-            await mqtt.subscribe("#", 2)
-            broker.give(publish(b"a", b"1", 2, 1))
-            with pytest.raises(FlashFailed):
-                await mqtt.__anext__()
-            handle = await mqtt.publish("a", "x", 1)
-            await until(lambda: mqtt.connected and broker.connects == 2)
-            assert await mqtt.delivered(handle, PATIENCE_S)
-            broker.give(publish(b"a", b"1", 2, 1, 1), pubrel(1))
-            assert bytes((await mqtt.__anext__()).payload) == b"1"
-
-    run(case)
+@in_a_loop
+async def test_client_reconnects_after_an_error_of_the_store_which_each_waiting_call_raises(broker):
+    async with client(broker, store=StoreFailingOnce()) as mqtt:
+        await mqtt.subscribe("#", 2)
+        broker.give(publish(b"a", b"1", 2, 1))
+        with pytest.raises(FlashFailed):
+            await mqtt.__anext__()
+        handle = await mqtt.publish("a", "x", 1)
+        await until(lambda: mqtt.connected and broker.connects == 2)
+        assert await mqtt.delivered(handle, PATIENCE_S)
+        broker.give(publish(b"a", b"1", 2, 1, 1), pubrel(1))
+        assert bytes((await mqtt.__anext__()).payload) == b"1"
 
 
 @pytest.mark.req("R4", "S6")
 @pytest.mark.parametrize("iterates", [False, True])
-def test_client_reconnects_although_the_program_repeats_the_call_that_raised_the_store_s_error(iterates):
-    async def case(broker):
-        async with client(broker, store=StoreFailingOnce()) as mqtt:
-            await mqtt.subscribe("#", 2)
-            broker.answers_publish = False
-            handle = await mqtt.publish("a", "x", 1)
-            broker.give(publish(b"a", b"1", 2, 1))
-            call = mqtt.__anext__ if iterates else lambda: mqtt.delivered(handle)
-            mqtt.on_connect = lambda present: broker.give(publish(b"a", b"2"))
-            errors = 0
-            while broker.connects == 1:
-                try:
-                    await call()
-                except FlashFailed:
-                    errors += 1
-                    assert errors < 1000  # without a pause, no other task would run
-                    broker.answers_publish = True
-            assert errors
-
-    run(case)
+@in_a_loop
+async def test_client_reconnects_although_the_program_repeats_the_call_that_raised_the_store_s_error(broker, iterates):
+    async with client(broker, store=StoreFailingOnce()) as mqtt:
+        await mqtt.subscribe("#", 2)
+        broker.answers_publish = False
+        handle = await mqtt.publish("a", "x", 1)
+        broker.give(publish(b"a", b"1", 2, 1))
+        call = mqtt.__anext__ if iterates else lambda: mqtt.delivered(handle)
+        mqtt.on_connect = lambda present: broker.give(publish(b"a", b"2"))
+        errors = 0
+        while broker.connects == 1:
+            try:
+                await call()
+            except FlashFailed:
+                errors += 1
+                assert errors < 1000  # without a pause, no other task would run
+                broker.answers_publish = True
+        assert errors
 
 
 @pytest.mark.req("R4", "B4")
 @pytest.mark.parametrize(
     "error", [MemoryError, asyncio.CancelledError]
 )  # without memory, MicroPython's wait_for_ms raises either
-def test_client_reconnects_after_a_step_without_memory(error):
-    async def case(broker):
-        async with client(broker) as mqtt:
-            step = mqtt.link.step
+@in_a_loop
+async def test_client_reconnects_after_a_step_without_memory(broker, error):
+    async with client(broker) as mqtt:
+        step = mqtt.link.step
 
-            def no_memory(now_ms):
-                mqtt.link.step = step
-                raise error
+        def no_memory(now_ms):
+            mqtt.link.step = step
+            raise error
 
-            mqtt.link.step = no_memory
-            await until(lambda: broker.connects == 2)
-            assert await mqtt.delivered(await mqtt.publish("a", "x", 1), PATIENCE_S)
-
-    run(case)
+        mqtt.link.step = no_memory
+        await until(lambda: broker.connects == 2)
+        assert await mqtt.delivered(await mqtt.publish("a", "x", 1), PATIENCE_S)
 
 
 @pytest.mark.req("R4", "B4")
