@@ -142,6 +142,16 @@ def test_resends_keep_their_order_over_two_reconnects():
             ],
             "MQTT-4.6.0-1",
         ),
+        ([[*HELLO, (UP, publish(1, 2)), (DOWN, ack("PUBREC", 1)), (DOWN, ack("PUBCOMP", 1))]], "MQTT-4.3.3-2"),
+        (
+            [
+                [
+                    *((UP, connect(level=5)), (DOWN, p.connack(5))),
+                    *((UP, p.publish("t", b"x", 1, 1, 5, dup=dup)) for dup in (False, True)),
+                ]
+            ],
+            "MQTT-4.4.0-1",
+        ),
     ],
 )
 def test_violation_is_reported_with_its_clause(talk, clause):
@@ -219,6 +229,38 @@ def test_capture_of_any_kind_of_link_is_read(tmp_path, kind, link):
     (tmp_path / "x.pcap").write_bytes(pcap(frames, kind))
     _, audits = flows.audits(wire.pieces(tmp_path, [1883]))
     assert stories(audits["board-1"]) == FLOWS
+
+
+def test_ipv6_is_read_and_what_is_no_tcp_segment_of_the_broker_is_skipped(tmp_path):
+    hosts = {UP: (b"\xfe" * 16, b"\xfd" * 16), DOWN: (b"\xfd" * 16, b"\xfe" * 16)}
+    at, frames = {UP: 1, DOWN: 1}, []
+    for direction, content in TALK:
+        tcp = frame(direction, at[direction], content)[34:]
+        ip = struct.pack(">IHBB", 6 << 28, len(tcp), 6, 64) + b"".join(hosts[direction])
+        frames.append((1000 * len(frames), bytes(12) + b"\x86\xdd" + ip + tcp))
+        at[direction] += len(content)
+    one = frame(UP, 1, b"other")
+    skipped = [bytes(12) + b"\x08\x06" + bytes(28)]  # ARP
+    skipped += [
+        one[:23] + b"\x11" + one[24:],
+        one[:20] + b"\x00\x01" + one[22:],
+        one[:40],
+    ]  # UDP, a later fragment, half a head
+    skipped += [one[:36] + b"\x1f\x90" + one[38:]]  # another port
+    frames += [(1000 * len(frames), body) for body in skipped]
+    (tmp_path / "x.pcap").write_bytes(pcap([*frames, (2_000_000, one)])[:-1])  # the last frame is incomplete
+    packets, audits = flows.audits(wire.pieces(tmp_path, [1883]))
+    assert stories(audits["board-1"]) == FLOWS
+    assert len(packets) == len(TALK)
+
+
+def test_second_connection_of_the_same_ports_is_another_one(tmp_path):
+    frames = tcp_frames(TALK, 3)
+    later = [(time_us + 1_000_000_000, body) for time_us, body in tcp_frames(TALK, 4, begin=77)]
+    (tmp_path / "x.pcap").write_bytes(pcap([*frames, *later]))
+    packets, audits = flows.audits(wire.pieces(tmp_path, [1883]))
+    assert len({one["connection"] for one in packets}) == 2
+    assert [story[:3] for story in stories(audits["board-1"])] == [story[:3] for story in FLOWS] * 2
 
 
 def test_missing_tcp_bytes_are_reported_as_lost_not_malformed():

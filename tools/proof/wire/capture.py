@@ -1,7 +1,7 @@
 """Captured traffic as TCP segments: classic pcap files (tcpdump -w), and the proxy's captures, one JSON object a line.
 
-It reads only what a wire audit needs: Ethernet, Linux cooked, loopback or raw IP; IPv4 and IPv6; TCP. It skips everything else,
-and an incomplete packet at the end of a file.
+It reads only what a wire audit needs: Ethernet, Linux cooked, loopback or raw IP; IPv4 and IPv6; TCP, up to 2 GB each way. It
+skips everything else, and an incomplete packet at the end of a file.
 
 A JSON capture comes from tools/proof/proxy.py, and has the bytes of both directions in order:
 `{"t": microseconds, "c": "connection", "d": "up" or "down", "b": "hex"}`; "up" is from the client to the broker.
@@ -124,7 +124,7 @@ def streams(pieces: list[Piece]) -> list[dict[str, Stream]]:
     """Return the byte streams of one address pair's connections, a dict by direction for each: a SYN begins a new connection."""
     found: list[dict[str, Stream]] = []
     for piece in sorted(pieces, key=lambda one: (one.time_us, not one.syn)):
-        if not found or (piece.syn and piece.direction == UP and found[-1] and found[-1].get(UP, Stream()).used(piece)):
+        if not found or (piece.syn and piece.direction == UP and found[-1].get(UP, Stream()).used(piece)):
             found.append({})
         found[-1].setdefault(piece.direction, Stream()).add(piece)
     return found
@@ -148,11 +148,8 @@ class Stream:
             return
         if self.start is None:
             self.start = piece.position
-        offset = (piece.position - self.start) & 0xFFFFFFFF
-        if offset >= 1 << 31:
-            offset -= 1 << 32  # from before the capture, or a keep-alive probe
-        if self.parts and offset < 0 <= self.parts[-1][0] - (1 << 31):
-            offset += 1 << 32
+        # Sequence numbers wrap at 2^32. Below 0: from before the capture, or a keep-alive probe.
+        offset = ((piece.position - self.start + (1 << 31)) & 0xFFFFFFFF) - (1 << 31)
         self.parts.append((offset, piece.time_us, piece.content))
 
     def chunks(self) -> Iterator[tuple[int, bytes]]:
