@@ -24,6 +24,9 @@ except ImportError:  # CPython
     heap_unlock = heap_lock
 
 
+FAILURES = (MemoryError, FlashFailed, KeyboardInterrupt)  # of a store
+
+
 def acknowledged(broker):
     """Return the packet ids of the PUBACKs and PUBCOMPs, in the order in which they came."""
     return [id_of(one) for one in broker.packets if one[0] >> 4 in (4, 7)]
@@ -40,6 +43,48 @@ def reconnect(broker, mqtt):
     broker.present = 1
     broker.drop()
     poll_until(mqtt, lambda: broker.connects > connects and mqtt.connected)
+
+
+def whole(topic, payload, qos, packet_id):
+    """Return the packets of a message: at QoS 2 also its PUBREL."""
+    message = publish(topic, payload, qos, packet_id)
+    return [message, pubrel(packet_id)] if qos == 2 else [message]
+
+
+def deliver(broker, mqtt, topic, payload, qos, packet_id):
+    """Send a message as a broker does; at QoS 2 its PUBREL follows the PUBREC."""
+    broker.give(publish(topic, payload, qos, packet_id))
+    if qos == 2:
+        poll_until(mqtt, lambda: broker.of(5))
+        broker.give(pubrel(packet_id))
+
+
+def fail_once(owner, name, error=MemoryError, call=1):
+    """Let the next call of a function or method raise an error, or a later one; after that it works again."""
+    works = getattr(owner, name)
+    left = call
+
+    def fails(*arguments):
+        nonlocal left
+        left -= 1
+        if left:
+            return works(*arguments)
+        setattr(owner, name, works)
+        raise error
+
+    setattr(owner, name, fails)
+
+
+def failing(*calls, note=lambda message: message.topic):
+    """Return a handler that fails in the calls with these numbers, and the list to which it appends each call's note."""
+    noted = []
+
+    def handler(message):
+        noted.append(note(message))
+        if len(noted) in calls:
+            raise ValueError("called again after 1 s")
+
+    return handler, noted
 
 
 def turn(broker, mqtt, n=3):
@@ -174,10 +219,7 @@ def test_unclaimed_message_is_reported_counted_and_dropped(qos):
     broker, mqtt = connected()
     told = []
     mqtt.on_unclaimed = lambda m: told.append((m.topic, m.payload, m.qos))
-    broker.give(publish(b"a", b"1", qos, 1))
-    if qos == 2:
-        poll_until(mqtt, lambda: broker.of(5))
-        broker.give(pubrel(1))
+    deliver(broker, mqtt, b"a", b"1", qos, 1)
     turn(broker, mqtt)
     assert told == [] and acknowledged(broker) == []
     expire_unclaimed(mqtt)
@@ -194,10 +236,7 @@ def test_unclaimed_keep_saves_messages_for_a_later_handler(qos):
     broker, mqtt = connected(unclaimed_s=0.1, unclaimed="keep")
     told = []
     mqtt.on_unclaimed = lambda m: told.append(m.payload)
-    broker.give(publish(b"a", b"1", qos, 1))
-    if qos == 2:
-        poll_until(mqtt, lambda: broker.of(5))
-        broker.give(pubrel(1))
+    deliver(broker, mqtt, b"a", b"1", qos, 1)
     poll_until(mqtt, lambda: told)
     begin = ticks_ms()
     while ticks_diff(ticks_ms(), begin) < 400:
@@ -335,10 +374,7 @@ def test_message_whose_handler_always_fails_is_discarded_and_blocks_no_other_han
     mqtt.on_error = lambda error, message: errors.append((type(error), message.topic, message.failures))
     mqtt.subscribe("a", 2, poisoned)
     mqtt.subscribe("b", 2, lambda m: seen.append(m.payload))
-    broker.give(publish(b"a", b"poison", qos, 1))
-    if qos == 2:
-        poll_until(mqtt, lambda: broker.of(5))
-        broker.give(pubrel(1))
+    deliver(broker, mqtt, b"a", b"poison", qos, 1)
     broker.give(publish(b"a", b"next", 1, 2), publish(b"b", b"other", 0))
     poll_until(mqtt, lambda: seen)
     assert seen == [b"other"] and b"next" not in ran  # one handler's messages stay in order
@@ -349,24 +385,13 @@ def test_message_whose_handler_always_fails_is_discarded_and_blocks_no_other_han
     mqtt.disconnect()
 
 
-def failing_second(ran):
-    """Return a handler that appends 2 to `ran` and fails if that is the second item."""
-
-    def handler(message):
-        ran.append(2)
-        if len(ran) == 2:
-            raise ValueError("mine")
-
-    return handler
-
-
 @pytest.mark.req("R4")
 def test_only_the_failed_one_of_several_handlers_is_called_again():
     broker, mqtt = connected()
-    ran = []
     mqtt.on_error = lambda error, message: None
+    ran = []
     mqtt.subscribe("a/#", 1, lambda m: ran.append(1))
-    mqtt.subscribe("a/+", 1, failing_second(ran))
+    mqtt.subscribe("a/+", 1, failing(1, note=lambda m: ran.append(2))[0])
     mqtt.subscribe("+/b", 1, lambda m: ran.append(3))
     broker.give(publish(b"a/b", b"x", 1, 1))
     poll_until(mqtt, lambda: acknowledged(broker))
@@ -377,13 +402,11 @@ def test_only_the_failed_one_of_several_handlers_is_called_again():
 @pytest.mark.req("Q4", "R4")
 def test_handler_that_has_finished_does_not_run_again_after_disconnect():
     broker, mqtt = connected()
-    ran = []
     mqtt.on_error = lambda error, message: None
+    ran = []
     mqtt.subscribe("a/#", 2, lambda m: ran.append(1))
-    mqtt.subscribe("a/+", 2, failing_second(ran))
-    broker.give(publish(b"a/b", b"x", 2, 1))
-    poll_until(mqtt, lambda: broker.of(5))
-    broker.give(pubrel(1))
+    mqtt.subscribe("a/+", 2, failing(1, note=lambda m: ran.append(2))[0])
+    deliver(broker, mqtt, b"a/b", b"x", 2, 1)
     poll_until(mqtt, lambda: len(ran) == 2)
     mqtt.disconnect()
     broker.present = 1
@@ -509,14 +532,7 @@ def test_missing_pubrel_causes_a_reconnect_that_delivers_the_message():
 @pytest.mark.parametrize("payload", [b"open", b"open" * 50])  # one shorter and one longer than the buffer
 def test_equal_message_of_next_session_is_not_taken_for_a_waiting_one(payload):
     broker, mqtt = connected(buffer_bytes=128, chunks=True)
-    calls = []
-
-    def handler(message):
-        calls.append((message.offset, message.payload))
-        if len(calls) == 1:
-            raise ValueError("called again after 1 s")
-
-    mqtt.on_message = handler
+    mqtt.on_message, calls = failing(1, note=lambda message: (message.offset, message.payload))
     mqtt.on_error = lambda error, message: None
     broker.give(publish(b"door", payload, 2, 1), pubrel(1))
     poll_until(mqtt, lambda: calls)
@@ -536,13 +552,7 @@ def test_equal_message_of_next_session_is_not_taken_for_a_waiting_one(payload):
 def test_new_message_with_packet_id_of_long_one_comes_again_after_a_failed_piece():
     broker, mqtt = connected(buffer_bytes=128, chunks=True)
     broker.present = 1
-    calls = []
-
-    def handler(message):
-        calls.append((message.topic, message.offset))
-        if len(calls) == 2:
-            raise ValueError("called again after 1 s")
-
+    handler, calls = failing(2)
     mqtt.on_message = handler
     mqtt.on_error = lambda error, message: None
     broker.give(publish(b"long", bytes(300), 2, 1))
@@ -556,7 +566,7 @@ def test_new_message_with_packet_id_of_long_one_comes_again_after_a_failed_piece
     poll_until(mqtt, lambda: broker.connects == 3 and mqtt.connected)
     broker.give(publish(b"new", b"x", 2, 1, dup=1), pubrel(1))
     poll_until(mqtt, lambda: len(acknowledged(broker)) == 2)
-    assert [one[0] for one in calls] == ["long", "long", "other", "long", "long", "long", "new"]
+    assert calls == ["long", "long", "other", "long", "long", "long", "new"]
     assert [id_of(one) for one in broker.of(5)] == [1, 1] and acknowledged(broker) == [9, 1]
     mqtt.disconnect()
 
@@ -564,13 +574,7 @@ def test_new_message_with_packet_id_of_long_one_comes_again_after_a_failed_piece
 @pytest.mark.req("R2", "R4", "Q4")
 def test_long_message_behind_a_discarded_one_is_handed_over():
     broker, mqtt = connected(buffer_bytes=128, chunks=True, attempts=1)
-    calls = []
-
-    def handler(message):
-        calls.append(message.topic)
-        if message.topic == "a":
-            raise ValueError("discarded")
-
+    handler, calls = failing(1)
     mqtt.on_error = lambda error, message: None
     broker.give(publish(b"a", bytes(200), 2, 1), publish(b"b", bytes(200), 2, 2), pubrel(1), pubrel(2))
     poll_until(mqtt, lambda: mqtt.session.waiting and len(mqtt.session.waiting.entries) == 2)
@@ -581,24 +585,16 @@ def test_long_message_behind_a_discarded_one_is_handed_over():
 
 
 @pytest.mark.req("R2", "R4")
-@pytest.mark.parametrize(("qos", "failing"), [(0, None), (1, None), (2, None), (1, 0), (2, 1)])
-def test_message_behind_a_waiting_long_one_does_not_overtake_it(qos, failing):
+@pytest.mark.parametrize(("qos", "fails"), [(0, None), (1, None), (2, None), (1, 1), (2, 2)])
+def test_message_behind_a_waiting_long_one_does_not_overtake_it(qos, fails):
     broker, mqtt = connected(buffer_bytes=128, chunks=True)
-    calls = []
-
-    def handler(message):
-        calls.append(message.topic)
-        if len(calls) - 1 == failing:
-            raise ValueError("called again after 1 s")
-
+    handler, calls = failing(fails)
     mqtt.on_error = lambda error, message: None
-    broker.give(publish(b"long", bytes(200), 2, 1), pubrel(1), publish(b"short", b"x", qos, qos and 2))
-    if qos == 2:
-        broker.give(pubrel(2))
+    broker.give(*whole(b"long", bytes(200), 2, 1), *whole(b"short", b"x", qos, 2))
     poll_until(mqtt, lambda: mqtt.session.waiting and len(mqtt.session.waiting.entries) == 2)
     mqtt.on_message = handler
     poll_until(mqtt, lambda: len(acknowledged(broker)) == (2 if qos else 1) and not mqtt.session.waiting.entries)
-    assert calls == ["long"] * (2 if failing is None else failing + 3) + ["short"]
+    assert calls == ["long"] * (2 if fails is None else fails + 2) + ["short"]
     assert acknowledged(broker)[0] == 1 and broker.connects == 1 and not mqtt.session.waiting.bytes
     mqtt.disconnect()
 
@@ -608,13 +604,7 @@ def test_message_behind_a_waiting_long_one_does_not_overtake_it(qos, failing):
 def test_long_message_in_one_piece_waits_once_and_is_handed_over_once_more(claimed):
     """A long topic enlarges the buffer of the pieces, so the next message comes whole."""
     broker, mqtt = connected(buffer_bytes=128, chunks=True)
-    calls = []
-
-    def handler(message):
-        calls.append((message.offset, message.more))
-        if claimed and len(calls) == 1:
-            raise ValueError("called again after 1 s")
-
+    handler, calls = failing(claimed and 1, note=lambda message: (message.offset, message.more))
     mqtt.on_error = lambda error, message: None
     mqtt.on_message = lambda message: None
     broker.give(publish(b"t" * 120, bytes(300), 2, 120), pubrel(120))
@@ -640,19 +630,12 @@ def test_long_message_in_one_piece_waits_once_and_is_handed_over_once_more(claim
 def test_each_long_message_has_its_own_attempts(qos):
     broker, mqtt = connected(buffer_bytes=128, chunks=True, attempts=3)
     mqtt.on_error = lambda error, message: None
-    calls = []
-
-    def handler(message):
-        calls.append(message.offset)
-        if len(calls) < 3:
-            raise ValueError("called again")
+    handler, calls = failing(1, 2)
 
     def deliver(packet_id):
         calls.clear()
-        broker.give(publish(b"a", bytes(200), qos, packet_id))
-        if qos == 2:
-            broker.give(pubrel(packet_id))
-        else:
+        broker.give(*whole(b"a", bytes(200), qos, packet_id))
+        if qos == 1:
             for failures in (1, 2):
                 poll_until(mqtt, lambda n=failures: len(calls) >= n)
                 reconnect(broker, mqtt)
@@ -732,14 +715,9 @@ def test_long_message_is_handed_over_after_a_memory_error():
     broker, mqtt = connected(store=store, buffer_bytes=128, chunks=True)
     broker.give(publish(b"a", bytes(200), 2, 1), pubrel(1))
     poll_until(mqtt, lambda: mqtt.session.waiting and mqtt.session.waiting.entries)
-    read, calls = store.read_held, []
-
-    def no_memory(*arguments):
-        store.read_held = read
-        raise MemoryError
-
+    calls = []
     mqtt.on_message = lambda message: calls.append(message.offset)
-    store.read_held = no_memory
+    fail_once(store, "read_held")
     with pytest.raises(MemoryError):
         poll_until(mqtt, lambda: calls)
     poll_until(mqtt, lambda: acknowledged(broker) == [1])
@@ -753,13 +731,7 @@ def test_waiting_message_is_acknowledged_although_no_memory_was_left_for_its_rec
     broker.give(publish(b"a", b"1", 1, 1), publish(b"a", b"2", 1, 2))
     turn(broker, mqtt)
     queue, seen = mqtt.session.waiting, []
-    receipt = waiting.Receipt
-
-    def no_memory(*arguments):
-        waiting.Receipt = receipt
-        raise MemoryError
-
-    waiting.Receipt = no_memory
+    fail_once(waiting, "Receipt")
     with pytest.raises(MemoryError):
         mqtt.subscribe("a", 1, lambda m: seen.append(m.payload))
         poll_until(mqtt, lambda: len(seen) == 2)
@@ -876,14 +848,7 @@ def test_many_messages_left_unacknowledged_come_again_although_their_topics_take
     broker.present = 1
     mqtt.on_error = lambda error, message: None
     topic = b"t" * 55
-    seen = []
-
-    def handler(message):
-        seen.append(message.payload)
-        if len(seen) == 1:
-            raise OSError("once")
-
-    mqtt.subscribe(topic, 1, handler)
+    mqtt.subscribe(topic, 1, failing(1)[0])
     for i in range(1, 33):
         broker.give(publish(topic, b"%03d" % i + bytes(150), 1, i))
     poll_until(mqtt, lambda: broker.connects == 2)
@@ -905,14 +870,17 @@ class Full(list):
 
 
 @pytest.mark.req("Q3", "R4")
-@pytest.mark.parametrize("name", ["entries", "owing"])
+@pytest.mark.parametrize("name", ["entries", "owing", "Receipt"])
 def test_every_message_is_acknowledged_once_although_no_memory_was_left_to_note_one(name):
     broker, mqtt = connected()
     seen = []
     mqtt.subscribe("b", 1, lambda m: seen.append(m.payload))
     broker.give(publish(b"a", b"1", 1, 1))
     poll_until(mqtt, lambda: mqtt.session.waiting)
-    setattr(mqtt.session.waiting, name, Full(getattr(mqtt.session.waiting, name)))
+    if name == "Receipt":
+        fail_once(waiting, name)
+    else:
+        setattr(mqtt.session.waiting, name, Full(getattr(mqtt.session.waiting, name)))
     broker.give(publish(b"b", b"2", 1, 2))
     with pytest.raises(MemoryError):
         poll_until(mqtt, lambda: len(seen) == 2)
@@ -920,6 +888,7 @@ def test_every_message_is_acknowledged_once_although_no_memory_was_left_to_note_
     poll_until(mqtt, lambda: acknowledged(broker) == [1, 2])
     turn(broker, mqtt)
     assert acknowledged(broker) == [1, 2] and seen == [b"2", b"1"] and not mqtt.session.waiting.entries
+    assert broker.connects == 1
     mqtt.disconnect()
 
 
@@ -930,12 +899,7 @@ def test_waiting_message_is_not_acknowledged_although_no_memory_was_left_to_reco
     turn(broker, mqtt)
     reconnect(broker, mqtt)
     works = waiting._same
-
-    def no_memory(*arguments):
-        waiting._same = works
-        raise MemoryError
-
-    waiting._same = no_memory
+    fail_once(waiting, "_same")
     broker.give(publish(b"a", b"1", 1, 1, dup=1))
     try:
         turn(broker, mqtt)
@@ -947,29 +911,6 @@ def test_waiting_message_is_not_acknowledged_although_no_memory_was_left_to_reco
     mqtt.on_message = lambda m: seen.append(m.payload)
     poll_until(mqtt, lambda: acknowledged(broker) == [1])
     assert b"1" in seen
-    mqtt.disconnect()
-
-
-@pytest.mark.req("Q3", "R4")
-def test_message_just_taken_is_acknowledged_although_no_memory_was_left_for_its_receipt():
-    broker, mqtt = connected()
-    seen = []
-    mqtt.subscribe("b", 1, lambda m: seen.append(m.payload))
-    broker.give(publish(b"a", b"1", 1, 1))
-    poll_until(mqtt, lambda: mqtt.session.waiting)
-    receipt = waiting.Receipt
-
-    def no_memory(*arguments):
-        waiting.Receipt = receipt
-        raise MemoryError
-
-    waiting.Receipt = no_memory
-    broker.give(publish(b"b", b"2", 1, 2))
-    with pytest.raises(MemoryError):
-        poll_until(mqtt, lambda: len(seen) == 2)
-    mqtt.on_message = lambda m: seen.append(m.payload)
-    poll_until(mqtt, lambda: acknowledged(broker) == [1, 2])
-    assert seen == [b"2", b"1"] and broker.connects == 1 and not mqtt.session.waiting.entries
     mqtt.disconnect()
 
 
@@ -998,9 +939,7 @@ def test_message_not_taken_is_not_acknowledged_although_no_memory_was_left_to_ke
         raise MemoryError
 
     setattr(owner, name, no_memory)
-    broker.give(publish(b"a", b"1", qos, 1))
-    if qos == 2:
-        broker.give(pubrel(1))
+    broker.give(*whole(b"a", b"1", qos, 1))
     try:
         poll_until(mqtt, lambda: calls)
     except MemoryError:
@@ -1031,7 +970,7 @@ def test_message_is_not_acknowledged_although_no_memory_at_all_was_left_to_keep_
         raise MemoryError
 
     mqtt.load_waiting = no_memory
-    broker.give(publish(b"a", b"1", qos, 1), *([pubrel(1)] if qos == 2 else []))
+    broker.give(*whole(b"a", b"1", qos, 1))
     with pytest.raises(MemoryError):
         poll_until(mqtt, lambda: False)
     for _ in calls:
@@ -1053,13 +992,7 @@ def test_message_is_not_acknowledged_although_no_memory_at_all_was_left_to_keep_
 def test_qos_2_message_of_a_clean_client_is_handed_over_although_no_memory_was_left_to_keep_it():
     broker, mqtt = connected(clean=True)
     mqtt.load_waiting()
-    works = waiting.Waiting
-
-    def no_memory(*arguments):
-        waiting.Waiting = works
-        raise MemoryError
-
-    waiting.Waiting = no_memory
+    fail_once(waiting, "Waiting")
     broker.give(publish(b"a", b"1", 2, 1), pubrel(1))
     poll_until(mqtt, lambda: broker.connects == 2 and mqtt.connected)
     seen = []
@@ -1072,21 +1005,14 @@ def test_qos_2_message_of_a_clean_client_is_handed_over_although_no_memory_was_l
 
 
 @pytest.mark.req("R2", "R4")
-@pytest.mark.parametrize("fails_at", [0, 1])
+@pytest.mark.parametrize("fails_at", [1, 2])
 def test_message_of_qos_0_in_pieces_counts_as_failed_if_its_handler_raises(fails_at):
     broker, mqtt = connected(buffer_bytes=128, chunks=True)
-    calls = []
-
-    def handler(message):
-        calls.append(message.offset)
-        if len(calls) > fails_at:
-            raise ValueError
-
     mqtt.on_error = lambda error, message: None
-    mqtt.on_message = handler
+    mqtt.on_message, calls = failing(fails_at, fails_at + 1)
     broker.give(publish(b"a", bytes(400)))
     poll_until(mqtt, lambda: mqtt.failed or mqtt.missed)
-    assert (mqtt.failed, mqtt.missed) == (1, 0) and len(calls) == fails_at + 1
+    assert (mqtt.failed, mqtt.missed) == (1, 0) and len(calls) == fails_at
     mqtt.disconnect()
 
 
@@ -1128,13 +1054,7 @@ def test_long_message_is_handed_over_after_no_memory_was_left_for_its_buffer():
     mqtt.on_message = lambda message: calls.append(message.offset)
     broker.give(publish(b"a", bytes(200), 2, 1))
     poll_until(mqtt, lambda: broker.of(5))
-    read_head = mqtt.session.long._read_head
-
-    def no_memory(*arguments):
-        mqtt.session.long._read_head = read_head
-        raise MemoryError
-
-    mqtt.session.long._read_head = no_memory
+    fail_once(mqtt.session.long, "_read_head")
     broker.give(pubrel(1))
     with pytest.raises(MemoryError):
         poll_until(mqtt, lambda: calls)
@@ -1173,9 +1093,7 @@ def test_handler_set_between_two_pieces_gets_the_remaining_ones(qos):
         mqtt.subscribe("a", 2, lambda message: calls.append(("second", message.offset)))
 
     mqtt.on_message = first
-    broker.give(publish(b"a", bytes(300), qos, 1))
-    if qos == 2:
-        broker.give(pubrel(1))
+    broker.give(*whole(b"a", bytes(300), qos, 1))
     poll_until(mqtt, lambda: acknowledged(broker) == [1])
     assert calls[0] == ("first", 0) and len(calls) == 3 and {who for who, _ in calls[1:]} == {"second"}
     mqtt.disconnect()
@@ -1209,13 +1127,7 @@ def test_message_behind_a_waiting_one_that_can_not_be_read_is_handed_over(size, 
 @pytest.mark.req("R2", "R4")
 def test_pieces_of_a_held_message_do_not_come_between_those_of_an_arriving_one():
     broker, mqtt = connected(buffer_bytes=128, chunks=True)
-    calls = []
-
-    def handler(message):
-        calls.append(message.topic)
-        if len(calls) == 1:
-            raise ValueError("called again after 1 s")
-
+    handler, calls = failing(1)
     mqtt.on_error = lambda error, message: None
     mqtt.subscribe([("a", 2), ("b", 2)], 2, handler)
     broker.give(publish(b"b", bytes(300), 2, 1), pubrel(1))
@@ -1250,14 +1162,7 @@ def test_waiting_messages_are_due_at_once_when_a_connection_ends():
 def test_long_message_is_handed_over_after_one_that_failed_and_was_cut():
     broker, mqtt = connected(buffer_bytes=128, chunks=True)
     broker.present = 1
-    calls = []
-
-    def handler(message):
-        calls.append(message.topic)
-        if len(calls) == 1:
-            raise ValueError("the other pieces are skipped")
-
-    mqtt.on_message = handler
+    mqtt.on_message, calls = failing(1)
     mqtt.on_error = lambda error, message: None
     broker.give(publish(b"a", bytes(300), 1, 1)[:150])
     poll_until(mqtt, lambda: calls)
@@ -1372,17 +1277,8 @@ def test_first_message_comes_again_if_there_was_no_memory_for_its_object(qos):
     broker.present = 1
     got = []
     mqtt.on_message = lambda message: got.append(message.payload)
-    load = mqtt.session.load_message
-
-    def no_memory():
-        mqtt.session.load_message = load
-        raise ConnectionLost("no memory")  # what it makes of a MemoryError
-
-    mqtt.session.load_message = no_memory
-    broker.give(publish(b"a", b"x", qos, 7))
-    if qos == 2:
-        poll_until(mqtt, lambda: broker.of(5))
-        broker.give(pubrel(7))
+    fail_once(mqtt.session, "load_message", ConnectionLost("no memory"))  # what it makes of a MemoryError
+    deliver(broker, mqtt, b"a", b"x", qos, 7)
     poll_until(mqtt, lambda: broker.connects == 2)
     broker.give(pubrel(7) if qos == 2 else publish(b"a", b"x", 1, 7, dup=1))
     poll_until(mqtt, lambda: acknowledged(broker) == [7])
@@ -1406,13 +1302,7 @@ def test_packet_that_was_read_when_no_memory_was_left_comes_again(name):
     elif name == "request":
         owner = mqtt.session.requests
         name = "answered"
-    works = getattr(owner, name)
-
-    def no_memory(*_):
-        setattr(owner, name, works)
-        raise MemoryError
-
-    setattr(owner, name, no_memory)
+    fail_once(owner, name)
     handle = mqtt.publish("b", b"1", 1)
     if name == "connected":
         broker.drop()
@@ -1455,78 +1345,64 @@ def test_lost_connection_is_reported_although_no_memory_was_left_at_first(fails)
     mqtt.disconnect()
 
 
+CALLS = [("held_length", 1), ("can_hold", 1), ("hold_begin", 1), ("hold_extend", 1), ("hold_extend", 3)]
+
+
 @pytest.mark.req("Q4", "R2", "R4")
-@pytest.mark.parametrize("case", ["held_length 1", "can_hold 1", "hold_begin 1", "hold_extend 1", "hold_extend 3"])
-def test_long_qos_2_message_comes_again_after_the_store_failed(case):
-    for error in (MemoryError, FlashFailed, KeyboardInterrupt):
-        store = RamStore()
-        broker, mqtt = connected(store=store, buffer_bytes=128, chunks=True)
-        broker.present = 1
-        seen = []
-        mqtt.subscribe("a", 2, lambda m, seen=seen: seen.append(bytes(m.payload)))
-        name, call = case.split()
-        works = getattr(store, name)
-        left = [int(call)]
+@pytest.mark.parametrize("name, call, error", [(name, call, error) for name, call in CALLS for error in FAILURES])
+def test_long_qos_2_message_comes_again_after_the_store_failed(name, call, error):
+    store = RamStore()
+    broker, mqtt = connected(store=store, buffer_bytes=128, chunks=True)
+    broker.present = 1
+    seen = []
+    mqtt.subscribe("a", 2, lambda m: seen.append(bytes(m.payload)))
+    fail_once(store, name, error, call)
+    long = bytes(range(250)) * 2
+    broker.give(publish(b"a", long, 2, 1))
+    begin = ticks_ms()
+    with pytest.raises(error):
+        while broker.connects == 1:
+            assert ticks_diff(ticks_ms(), begin) < 5000, "the store did not fail"
+            mqtt.poll(5)
+    poll_until(mqtt, lambda: broker.connects == 2 and mqtt.connected)
+    assert broker.of(5) == [] and seen == []
+    broker.give(publish(b"a", long, 2, 1, dup=1))
+    poll_until(mqtt, lambda: broker.of(5))
+    broker.give(pubrel(1))
+    poll_until(mqtt, lambda: acknowledged(broker) == [1])
+    assert b"".join(seen) == long and not store.held()
+    mqtt.disconnect()
 
-        def fails(*arguments, store=store, name=name, works=works, left=left, error=error):
-            left[0] -= 1
-            if left[0]:
-                return works(*arguments)
-            setattr(store, name, works)
-            raise error
 
-        setattr(store, name, fails)
-        long = bytes(range(250)) * 2
-        broker.give(publish(b"a", long, 2, 1))
-        begin = ticks_ms()
-        with pytest.raises(error):
-            while broker.connects == 1:
-                assert ticks_diff(ticks_ms(), begin) < 5000, "the store did not fail"
-                mqtt.poll(5)
-        poll_until(mqtt, lambda broker=broker, mqtt=mqtt: broker.connects == 2 and mqtt.connected)
-        assert broker.of(5) == [] and seen == []
-        broker.give(publish(b"a", long, 2, 1, dup=1))
-        poll_until(mqtt, lambda broker=broker: broker.of(5))
-        broker.give(pubrel(1))
-        poll_until(mqtt, lambda broker=broker: acknowledged(broker) == [1])
-        assert b"".join(seen) == long and not store.held()
-        mqtt.disconnect()
+NAMES = ("held_length", "can_hold", "hold", "read_held")
 
 
 @pytest.mark.req("Q4", "R4")
-@pytest.mark.parametrize("name", ["held_length", "can_hold", "hold", "read_held"])
-def test_qos_2_packet_is_processed_once_more_after_the_store_failed(name):
-    for error in (MemoryError, FlashFailed, KeyboardInterrupt):
-        store = RamStore()
-        broker, mqtt = connected(store=store)
-        seen = []
-        mqtt.subscribe("a", 2, lambda m, seen=seen: seen.append(m.payload))
-        works = getattr(store, name)
-        left = [2]  # failures
-
-        def fails(*arguments, store=store, works=works, left=left, error=error):
-            left[0] -= 1
-            if not left[0]:
-                setattr(store, name, works)
-            raise error
-
-        setattr(store, name, fails)
-        broker.give(publish(b"a", b"1", 2, 1))
-        raised = 0
-        released = False
-        begin = ticks_ms()
-        while not acknowledged(broker):
-            assert ticks_diff(ticks_ms(), begin) < 5000, "the flow does not continue"
-            try:
-                mqtt.poll(5)
-            except error:
-                raised += 1
-            if broker.of(5) and not released:
-                released = True
-                broker.give(pubrel(1))
-        turn(broker, mqtt)
-        assert raised == 2 and broker.connects == 1 and seen == [b"1"] and not store.held()
-        mqtt.disconnect()
+@pytest.mark.parametrize("name, error", [(name, error) for name in NAMES for error in FAILURES])
+def test_qos_2_packet_is_processed_once_more_after_the_store_failed(name, error):
+    store = RamStore()
+    broker, mqtt = connected(store=store)
+    seen = []
+    mqtt.subscribe("a", 2, lambda m: seen.append(m.payload))
+    fail_once(store, name, error)
+    broker.give(publish(b"a", b"1", 2, 1))
+    raised = 0
+    released = False
+    begin = ticks_ms()
+    while not acknowledged(broker):
+        assert ticks_diff(ticks_ms(), begin) < 5000, "the flow does not continue"
+        try:
+            mqtt.poll(5)
+        except error:
+            raised += 1
+            if raised == 1:
+                fail_once(store, name, error)
+        if broker.of(5) and not released:
+            released = True
+            broker.give(pubrel(1))
+    turn(broker, mqtt)
+    assert raised == 2 and broker.connects == 1 and seen == [b"1"] and not store.held()
+    mqtt.disconnect()
 
 
 @pytest.mark.req("Q3", "R2", "R4")
@@ -1563,18 +1439,13 @@ def test_long_qos_1_message_interrupted_between_two_pieces_comes_again_from_its_
 @pytest.mark.parametrize("qos", [0, 1])
 def test_message_behind_a_qos_2_message_is_handed_over_after_the_store_failed(qos):
     store = RamStore()
-    sync = store.sync
     broker, mqtt = connected(store=store)
     seen = []
-
-    def fails():
-        store.sync = sync
-        raise FlashFailed("once")
 
     def handler(message):
         seen.append(message.payload)
         if len(seen) == 1:
-            store.sync = fails
+            fail_once(store, "sync", FlashFailed("once"))
 
     mqtt.on_message = handler
     broker.give(publish(b"a", b"1", 2, 1), pubrel(1), publish(b"a", b"2", qos, 2))
@@ -1592,13 +1463,7 @@ def test_first_message_comes_again_if_there_was_no_memory_for_its_module(name, n
     broker.present = 1
     seen = []
     mqtt.on_message = lambda m: seen.append(bytes(m.payload))
-    load = getattr(mqtt.session, name)
-
-    def no_memory():
-        setattr(mqtt.session, name, load)
-        raise MemoryError
-
-    setattr(mqtt.session, name, no_memory)
+    fail_once(mqtt.session, name)
     broker.give(publish(b"a", bytes(n), 2, 1))
     poll_until(mqtt, lambda: broker.connects == 2)
     broker.give(publish(b"a", bytes(n), 2, 1, dup=1), pubrel(1))
@@ -1608,54 +1473,41 @@ def test_first_message_comes_again_if_there_was_no_memory_for_its_module(name, n
 
 
 @pytest.mark.req("Q4", "R2", "R4")
-@pytest.mark.parametrize("n", [1, 300])
-def test_qos_2_message_just_taken_is_acknowledged_although_the_store_failed(n):
-    for error in (MemoryError, FlashFailed):
-        store = RamStore()
-        discard = store.discard
-        broker, mqtt = connected(store=store, buffer_bytes=128, chunks=True)
-        broker.present = 1
-        seen = []
-        mqtt.on_message = lambda m, seen=seen: seen.append(bytes(m.payload))
-
-        def fails(key, store=store, discard=discard, error=error):
-            store.discard = discard
-            raise error
-
-        store.discard = fails
-        broker.give(publish(b"a", bytes(n), 2, 1), pubrel(1))
-        with pytest.raises(error):
-            poll_until(mqtt, lambda broker=broker: acknowledged(broker) == [1])
-        poll_until(mqtt, lambda broker=broker: acknowledged(broker) == [1])
-        assert b"".join(seen) == bytes(n) and not store.held() and broker.connects == 1
-        mqtt.disconnect()
+@pytest.mark.parametrize("n, error", [(1, MemoryError), (1, FlashFailed), (300, MemoryError), (300, FlashFailed)])
+def test_qos_2_message_just_taken_is_acknowledged_although_the_store_failed(n, error):
+    store = RamStore()
+    broker, mqtt = connected(store=store, buffer_bytes=128, chunks=True)
+    broker.present = 1
+    seen = []
+    mqtt.on_message = lambda m: seen.append(bytes(m.payload))
+    fail_once(store, "discard", error)
+    broker.give(publish(b"a", bytes(n), 2, 1), pubrel(1))
+    with pytest.raises(error):
+        poll_until(mqtt, lambda: acknowledged(broker) == [1])
+    poll_until(mqtt, lambda: acknowledged(broker) == [1])
+    assert b"".join(seen) == bytes(n) and not store.held() and broker.connects == 1
+    mqtt.disconnect()
 
 
 @pytest.mark.req("Q4", "R4")
-@pytest.mark.parametrize("subscribed", [False, True])
-def test_handler_of_a_waiting_qos_2_message_runs_once_although_the_store_failed_after_it(subscribed):
-    for error in (MemoryError, FlashFailed):
-        store = RamStore()
-        discard = store.discard
-        broker, mqtt = connected(store=store)
-        seen = []
-
-        def fails(key, store=store, discard=discard, error=error):
-            store.discard = discard
-            raise error
-
-        store.discard = fails
-        broker.give(publish(b"a", b"1", 2, 1), pubrel(1))
-        poll_until(mqtt, lambda mqtt=mqtt: mqtt.session.waiting)
-        handler = lambda m, seen=seen: seen.append(m.payload)  # noqa: E731
-        with pytest.raises(error):
-            if subscribed:
-                mqtt.subscribe("a", 2, handler)
-            mqtt.on_message = handler
-            poll_until(mqtt, lambda broker=broker: acknowledged(broker) == [1])
-        poll_until(mqtt, lambda broker=broker: acknowledged(broker) == [1])
-        assert seen == [b"1"] and not store.held()
-        mqtt.disconnect()
+@pytest.mark.parametrize(
+    "subscribed, error", [(False, MemoryError), (False, FlashFailed), (True, MemoryError), (True, FlashFailed)]
+)
+def test_handler_of_a_waiting_qos_2_message_runs_once_although_the_store_failed_after_it(subscribed, error):
+    store = RamStore()
+    broker, mqtt = connected(store=store)
+    handler, seen = failing(note=lambda m: m.payload)
+    fail_once(store, "discard", error)
+    broker.give(publish(b"a", b"1", 2, 1), pubrel(1))
+    poll_until(mqtt, lambda: mqtt.session.waiting)
+    with pytest.raises(error):
+        if subscribed:
+            mqtt.subscribe("a", 2, handler)
+        mqtt.on_message = handler
+        poll_until(mqtt, lambda: acknowledged(broker) == [1])
+    poll_until(mqtt, lambda: acknowledged(broker) == [1])
+    assert seen == [b"1"] and not store.held()
+    mqtt.disconnect()
 
 
 @pytest.mark.req("R1", "Q4")
