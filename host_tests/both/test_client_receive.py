@@ -3,7 +3,6 @@
 import pytest
 
 from flashmqtt.backoff import Backoff
-from flashmqtt.client import Client
 from flashmqtt.compat import ticks_add, ticks_diff, ticks_ms
 from flashmqtt.errors import ConnectionLost, FlashFailed, Refused, StoreCorrupt, UsageError
 from flashmqtt.session import long as long_messages
@@ -1243,13 +1242,6 @@ def test_umqtt_callback_gets_messages_received_before_it_was_set():
         broker()
     assert seen == [(b"a", b"1")]
     mqtt.disconnect()
-
-
-@pytest.mark.req("R4")
-@pytest.mark.parametrize("options", [{"unclaimed": "lose"}, {"attempts": 0}, {"waiting": 0}])
-def test_invalid_receive_settings_are_refused(options):
-    with pytest.raises(UsageError):
-        Client("127.0.0.1", 1, "me", **options)
 
 
 @pytest.mark.req("R4")
