@@ -1,7 +1,23 @@
-"""Regions in RAM; a test chooses the read or program that fails. (For bad sectors see `NorFlash.set_bad`.)"""
+"""What fails when a test chooses: a call, and regions in RAM at a read or program. (For bad sectors see `NorFlash.set_bad`.)"""
 
 from flashmqtt.errors import FlashFailed
 from flashmqtt.flash.ram import RamRegion
+
+
+def fail_once(owner, name, error=MemoryError, call=1):
+    """Let the next call of a function or method raise an error, or a later one; after that it works again."""
+    works = getattr(owner, name)
+    left = call
+
+    def fails(*arguments):
+        nonlocal left
+        left -= 1
+        if left:
+            return works(*arguments)
+        setattr(owner, name, works)
+        raise error
+
+    setattr(owner, name, fails)
 
 
 class FailingRegion(RamRegion):

@@ -18,7 +18,7 @@ from flashmqtt.flash.ram import RamRegion
 from flashmqtt.journal.journal import DROP_OLDEST, Journal
 from flashmqtt.session.ram import RamStore
 from loopback import Flooding, Loopback
-from wire import publish, pubrel
+from wire import publish, pubrel, whole
 
 PATIENCE_S = 30  # deadline for expected events, on a busy machine
 
@@ -618,16 +618,23 @@ async def test_deadline_of_delivered_and_drain_expires_in_an_outage_as_with_a_co
     broker.open()
 
 
-@pytest.mark.req("W10", "W13")
+@pytest.mark.req("W10", "W11", "W13")
 @in_a_loop
 async def test_invalid_timeout_is_refused(broker):
     mqtt = client(broker)
     handle = await mqtt.publish("a", "x", 1)
     for wrong in ("5", [5], float("nan"), float("inf"), 1 << 40):
-        for call in (mqtt.connect(wrong), mqtt.drain(wrong), mqtt.delivered(handle, wrong)):
+        for call in (
+            mqtt.connect(wrong),
+            mqtt.drain(wrong),
+            mqtt.delivered(handle, wrong),
+            mqtt.subscribe("a", timeout_s=wrong),
+            mqtt.unsubscribe("a", wrong),
+        ):
             with pytest.raises(UsageError) as caught:
                 await call
-            assert str(caught.value).startswith("timeout %r: " % (wrong,))
+            assert str(caught.value).startswith("timeout %r: a number of seconds" % (wrong,))
+    assert mqtt.session.subscriptions == []
     await mqtt.disconnect()
 
 
@@ -726,9 +733,7 @@ async def test_long_message_is_skipped_or_delivered_in_chunks(broker, chunks):
         mqtt.on_oversize = lambda topic, length: told.append((topic, length))
         await mqtt.subscribe("a", 2, lambda message: parts.append(message.payload))
         for qos in (0, 1, 2):
-            broker.give(publish(b"a", b"x" * 500, qos, 9))
-            if qos == 2:
-                broker.give(pubrel(9))
+            broker.give(*whole(b"a", b"x" * 500, qos, 9))
         broker.give(publish(b"a", b"short", 1, 8))
         await until(lambda: parts and parts[-1] == b"short")
         assert told == ([] if chunks else [("a", 500)] * 3) and mqtt.oversize == len(told)

@@ -9,12 +9,13 @@ if sys.implementation.name == "micropython" and ".frozen" not in sys.path:
 
 import asyncio
 
+import failing
 from flashmqtt.compat import ticks_diff, ticks_ms
 from flashmqtt.errors import ConnectionLost, FlashFailed
 from flashmqtt.session.ram import RamStore
 from loopback import Loopback
 from test_aio import PATIENCE_S, client, cut, in_a_loop, run, until
-from wire import connack, id_of, publish, pubrel
+from wire import connack, id_of, publish, pubrel, whole
 
 
 def acknowledged(broker):
@@ -145,7 +146,7 @@ async def test_message_that_one_task_waited_for_is_not_returned_to_another_one_a
     mqtt = client(broker)
     await mqtt.connect()
     await mqtt.subscribe("a", 2)
-    broker.give(publish(b"a", b"1", qos, 1), *[pubrel(1)][: qos - 1])
+    broker.give(*whole(b"a", b"1", qos, 1))
     first = asyncio.create_task(mqtt.__anext__())  # as `wait_for` does
     await until(first.done)
     second = asyncio.create_task(mqtt.__anext__())  # before the task that called `wait_for` runs again
@@ -167,7 +168,7 @@ async def test_message_that_one_task_waited_for_is_not_returned_to_another_one_a
 async def test_message_that_comes_once_more_is_not_acknowledged_if_its_task_is_cancelled(broker, qos):
     async with client(broker) as mqtt:
         await mqtt.subscribe("a", 2)
-        broker.give(publish(b"a", b"1", qos, 1), *[pubrel(1)] * (qos - 1))
+        broker.give(*whole(b"a", b"1", qos, 1))
         lost = asyncio.create_task(mqtt.__anext__())  # its result is never read
         await until(lost.done)
         seen = []
@@ -204,7 +205,7 @@ async def test_message_of_a_cancelled_task_goes_to_who_waits_for_messages(broker
 
         first = asyncio.create_task(work("first", PATIENCE_S))
         await asyncio.sleep(0)
-        broker.give(publish(b"a", bytes(length), qos, 1), *[pubrel(1)][: qos - 1])
+        broker.give(*whole(b"a", bytes(length), qos, 1))
         await until(lambda: seen)
         if waits == "loop":
             second = asyncio.create_task(work("second", 0))
@@ -247,7 +248,7 @@ async def test_message_whose_body_raised_out_of_async_with_is_delivered_again_to
     with pytest.raises(ValueError):
         async with mqtt:
             await mqtt.subscribe("a", 2)
-            broker.give(publish(b"a", b"1", qos, 1), *[pubrel(1)][: qos - 1])
+            broker.give(*whole(b"a", b"1", qos, 1))
             async for message in mqtt:
                 seen.append(message.payload)
                 raise ValueError
@@ -443,13 +444,7 @@ async def test_handler_of_a_qos_2_message_just_taken_runs_once_although_the_stor
     broker, subscribed, error
 ):
     store = RamStore()
-    discard = store.discard
-
-    def fails(key):
-        store.discard = discard
-        raise error("once")
-
-    store.discard = fails
+    failing.fail_once(store, "discard", error("once"))
     broker.present = 1
     seen = []
     handler = lambda message: seen.append(bytes(message.payload))  # noqa: E731
@@ -701,7 +696,7 @@ async def offsets(mqtt, n):
 async def test_piece_that_the_program_keeps_does_not_stop_reading_for_good(broker, qos):
     broker.present = 1
     async with client(broker, buffer_bytes=128, chunks=True, unclaimed_s=0.1, response_s=0) as mqtt:
-        broker.give(publish(b"a", bytes(300), qos, 1), *[pubrel(1)][: qos - 1])
+        broker.give(*whole(b"a", bytes(300), qos, 1))
         message = await asyncio.create_task(mqtt.__anext__())
         assert (message.topic, message.offset, message.more) == ("a", 0, True)
         assert await mqtt.subscribe("b", 1, None, PATIENCE_S) == 1
@@ -737,7 +732,7 @@ async def test_handler_that_keeps_the_last_piece_does_not_stop_reading_for_good(
 async def test_lost_connection_is_noticed_while_the_program_works_on_a_piece(broker, qos):
     broker.present = 1
     async with client(broker, buffer_bytes=128, chunks=True) as mqtt:
-        broker.give(publish(b"a", bytes(300), qos, 1), *[pubrel(1)][: qos - 1])
+        broker.give(*whole(b"a", bytes(300), qos, 1))
         assert (await mqtt.__anext__()).offset == 0
         broker.drop()
         while broker.connects == 1 or not mqtt.connected:
@@ -861,57 +856,32 @@ async def fail_once(mqtt):
 
 
 @pytest.mark.req("Q3", "R4")
-@pytest.mark.parametrize("qos", [0, 1, 2])
+@pytest.mark.parametrize("length, qos", [(1, 0), (1, 1), (1, 2), (200, 0), (200, 1), (200, 2)])
 @in_a_loop
-async def test_long_message_behind_a_failed_long_one_does_not_stop_reading(broker, qos):
-    """The failed message can be handed over again only if the connection's next packets are processed."""
-    async with client(broker, buffer_bytes=128, chunks=True) as mqtt:
-        broker.present = 1
-        other = []
-        calls = await fail_once(mqtt)
-        await mqtt.subscribe("x", 0, lambda message: other.append(message.topic))
-        broker.give(publish(b"a", b"1" * 200, 2, 1), pubrel(1), publish(b"a", b"2" * 200, qos, 2))
-        if qos == 2:
-            broker.give(pubrel(2))
-        broker.give(publish(b"x", b"y"))
-        connects = 1
-        while not other or 1 not in acknowledged(broker) or (qos and 2 not in acknowledged(broker)):
-            if broker.connects > connects and mqtt.connected:
-                connects = broker.connects
-                if qos == 1:
-                    broker.give(publish(b"a", b"2" * 200, 1, 2, dup=1))
-                broker.give(pubrel(1))
-            await asyncio.sleep(0.005)
-        assert await mqtt.subscribe("z", 0, None, PATIENCE_S) == 0
-        taken = [first for first, offset in calls[1:] if not offset]
-        assert taken == ([b"1", b"2"] if qos else [b"1"]) and mqtt.missed == (0 if qos else 1)
-        assert not mqtt.session.waiting.entries
-
-
-@pytest.mark.req("Q3", "R4")
-@pytest.mark.parametrize("qos", [0, 1, 2])
-@in_a_loop
-async def test_long_message_behind_a_failed_short_one_does_not_stop_reading(broker, qos):
+async def test_long_message_behind_a_failed_one_does_not_stop_reading(broker, length, qos):
+    """A failed long message can be handed over again only if the connection's next packets are processed."""
     async with client(broker, buffer_bytes=128, chunks=True) as mqtt:
         broker.present = 1
         other = []
         calls = await fail_once(mqtt)
         await mqtt.subscribe("x", 0, lambda message: other.append(len(calls)))
-        broker.give(publish(b"a", b"1", 1, 1), publish(b"a", b"2" * 200, qos, 2))
-        if qos == 2:
-            broker.give(pubrel(2))
-        broker.give(publish(b"x", b"y"))
-        await until(lambda: other)
-        assert other == [1]  # before the next attempt
+        first = whole(b"a", b"1" * length, 1 if length == 1 else 2, 1)
+        broker.give(*first, *whole(b"a", b"2" * 200, qos, 2), publish(b"x", b"y"))
+        if length == 1:
+            await until(lambda: other)
+            assert other == [1]  # before the next attempt
         connects = 1
-        while 1 not in acknowledged(broker) or (qos and 2 not in acknowledged(broker)):
+        while not other or 1 not in acknowledged(broker) or (qos and 2 not in acknowledged(broker)):
             if broker.connects > connects and mqtt.connected:
                 connects = broker.connects
-                if 1 not in acknowledged(broker):
+                if length > 1:
+                    broker.give(pubrel(1))
+                elif 1 not in acknowledged(broker):
                     broker.give(publish(b"a", b"1", 1, 1, dup=1))
                 if qos == 1:
                     broker.give(publish(b"a", b"2" * 200, 1, 2, dup=1))
             await asyncio.sleep(0.005)
+        assert await mqtt.subscribe("z", 0, None, PATIENCE_S) == 0
         taken = [first for first, offset in calls[1:] if not offset]
         assert taken == ([b"1", b"2"] if qos else [b"1"]) and mqtt.missed == (0 if qos else 1)
         assert not mqtt.session.waiting.entries

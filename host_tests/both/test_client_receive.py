@@ -2,6 +2,7 @@
 
 import pytest
 
+from failing import fail_once
 from flashmqtt.backoff import Backoff
 from flashmqtt.compat import ticks_add, ticks_diff, ticks_ms
 from flashmqtt.errors import ConnectionLost, FlashFailed, Refused, StoreCorrupt, UsageError
@@ -11,7 +12,7 @@ from flashmqtt.session.ram import RamStore
 from flashmqtt.simple import MQTTClient
 from loopback import Loopback, poll_until
 from test_client import connected
-from wire import CutStore, id_of, publish, pubrel, split, text
+from wire import CutStore, id_of, publish, pubrel, split, text, whole
 
 try:
     from micropython import heap_lock, heap_unlock
@@ -44,34 +45,12 @@ def reconnect(broker, mqtt):
     poll_until(mqtt, lambda: broker.connects > connects and mqtt.connected)
 
 
-def whole(topic, payload, qos, packet_id):
-    """Return the packets of a message: at QoS 2 also its PUBREL."""
-    message = publish(topic, payload, qos, packet_id)
-    return [message, pubrel(packet_id)] if qos == 2 else [message]
-
-
 def deliver(broker, mqtt, topic, payload, qos, packet_id):
     """Send a message as a broker does; at QoS 2 its PUBREL follows the PUBREC."""
     broker.give(publish(topic, payload, qos, packet_id))
     if qos == 2:
         poll_until(mqtt, lambda: broker.of(5))
         broker.give(pubrel(packet_id))
-
-
-def fail_once(owner, name, error=MemoryError, call=1):
-    """Let the next call of a function or method raise an error, or a later one; after that it works again."""
-    works = getattr(owner, name)
-    left = call
-
-    def fails(*arguments):
-        nonlocal left
-        left -= 1
-        if left:
-            return works(*arguments)
-        setattr(owner, name, works)
-        raise error
-
-    setattr(owner, name, fails)
 
 
 def failing(*calls, note=lambda message: message.topic):

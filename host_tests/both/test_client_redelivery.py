@@ -2,6 +2,7 @@
 
 import pytest
 
+from failing import fail_once
 from flashmqtt.backoff import Backoff
 from flashmqtt.codec import malformed
 from flashmqtt.errors import MalformedPacket
@@ -89,12 +90,7 @@ def test_client_reconnects_although_there_was_no_memory_to_acknowledge_an_invali
     seen = []
     mqtt.on_message = lambda message: seen.append(message.topic)
     original = malformed.acknowledge
-
-    def failing(*arguments):
-        malformed.acknowledge = original
-        raise MemoryError
-
-    malformed.acknowledge = failing
+    fail_once(malformed, "acknowledge")
     try:
         with pytest.raises(MemoryError):
             mqtt.connect()

@@ -37,6 +37,12 @@ def pubrel(packet_id, dup=0):
     return packet(0x62 | dup << 3, number(packet_id))
 
 
+def whole(topic, payload, qos, packet_id):
+    """Return the packets of a message: at QoS 2 also its PUBREL."""
+    message = publish(topic, payload, qos, packet_id)
+    return [message, pubrel(packet_id)] if qos == 2 else [message]
+
+
 class Taker:
     """A socket that takes up to `most` bytes of each write, and keeps what it was offered last."""
 
