@@ -347,15 +347,6 @@ def test_publish_with_a_subscription_identifier_is_refused():
     assert mqtt.pending == 0
 
 
-@pytest.mark.req("W3")
-@pytest.mark.parametrize("qos", [-1, 3, 256])
-def test_invalid_qos_is_refused_and_nothing_stored(qos):
-    mqtt = Client("127.0.0.1", 1, "me")
-    with pytest.raises(UsageError):
-        mqtt.publish("a", "x", qos)
-    assert mqtt.pending == 0
-
-
 @pytest.mark.req("W2", "Q7")
 @pytest.mark.parametrize("qos", [0, 1])
 def test_any_true_retain_value_sets_only_the_retain_bit(qos):
