@@ -65,6 +65,28 @@ def run(*words: str) -> tuple[int, str, str]:
     return status, printed.getvalue(), complaints.getvalue()
 
 
+def put(device: Device, files: dict[str, bytes]) -> None:
+    with Link(device.path) as link:
+        for path, content in files.items():
+            link.put(path, content)
+
+
+TICKS = b"import time\nn = 0\nwhile True:\n    print('tick', n)\n    n += 1\n    time.sleep_ms(50)\n"
+
+
+def start_ticks(device: Device) -> None:
+    """Let a board start a program that prints."""
+    put(device, {"/main.py": TICKS})
+    device.power_cut()
+    device.wait_for(b"tick 2")
+
+
+def listing(device: Device) -> list[str]:
+    """Return the names in the root of a board's file system, sorted."""
+    with Link(device.path) as link:
+        return sorted(link.literal("import os; print(os.listdir('/'))"))
+
+
 @pytest.mark.req("B3")
 def test_empty_board_is_deployed_redeployed_backed_up_and_wiped(tmp_path):
     with Broker(tmp_path / "broker") as broker, Device(tmp_path / "board", wifi=WIFI) as device:
@@ -74,8 +96,7 @@ def test_empty_board_is_deployed_redeployed_backed_up_and_wiped(tmp_path):
         status, printed, complaints = run(*words, "--dry-run")
         assert status == 0, complaints
         assert "copy /main.py" in printed and "nothing was changed" in printed and "(hidden)" in printed
-        with Link(device.path) as link:
-            assert link.literal("import os; print(os.listdir('/'))") == []
+        assert listing(device) == []
 
         status, printed, complaints = run(*words)
         assert status == 0, printed + complaints
@@ -115,11 +136,9 @@ def test_empty_board_is_deployed_redeployed_backed_up_and_wiped(tmp_path):
 
         status, printed, complaints = run("wipe", "--port", device.path, "--yes")
         assert status == 0, complaints
-        with Link(device.path) as link:
-            assert sorted(link.literal("import os; print(os.listdir('/'))")) == ["journal", "lib"]
+        assert listing(device) == ["journal", "lib"]
         status, printed, complaints = run("wipe", "--port", device.path, "--yes", "--journal")
-        with Link(device.path) as link:
-            assert link.literal("import os; print(os.listdir('/'))") == ["lib"]
+        assert listing(device) == ["lib"]
 
 
 @pytest.mark.req("S3", "B3")
@@ -210,8 +229,7 @@ def test_partial_copies_are_removed_by_deploy_and_wipe(tmp_path):
                 link.put(path, PASSWORD.encode())
         status, _, complaints = run("wipe", "--port", device.path, "--yes", "--journal")
         assert status == 0, complaints
-        with Link(device.path) as link:
-            assert link.literal("import os; print(os.listdir('/'))") == ["lib"]
+        assert listing(device) == ["lib"]
 
 
 @pytest.mark.req("B3")
@@ -230,8 +248,7 @@ def test_half_installed_board_reports_it_and_stays_at_its_repl(tmp_path):
 def test_foreign_main_needs_confirmation_and_is_restored_by_wipe(tmp_path):
     with Device(tmp_path / "board", wifi=WIFI) as device:
         config = write_configuration(tmp_path / "config", 1)
-        with Link(device.path) as link:
-            link.put("/main.py", b"print('mine')\n")
+        put(device, {"/main.py": b"print('mine')\n"})
         words = ("deploy", "--board", "pico_w", "--port", device.path, "--config", str(config), "--timeout", "0.1")
         status, _, complaints = run(*words)
         assert status == 1 and "files that are not flashmqtt's: main.py." in complaints and "YES=1" in complaints
@@ -258,9 +275,7 @@ def test_wipe_keeps_the_files_of_a_program_that_only_uses_the_library(tmp_path):
     }
     with Device(tmp_path / "board", wifi=WIFI) as device:
         config = write_configuration(tmp_path / "config", 1)
-        with Link(device.path) as link:
-            for path, content in {**own, "/lib/flashmqtt/errors.py": b"#\n", "/journal/00": b"x"}.items():
-                link.put(path, content)
+        put(device, {**own, "/lib/flashmqtt/errors.py": b"#\n", "/journal/00": b"x"})
         words = ("deploy", "--board", "pico_w", "--port", device.path, "--config", str(config))
         status, printed, complaints = run(*words, "--dry-run")
         assert status == 0 and "rename /main.py to /main.py.before" in printed, complaints
@@ -280,9 +295,7 @@ def test_files_of_another_program_that_have_our_names_are_kept_by_deploy_and_res
     own = {**main, "/app/pump.py": b"#\n", "/config.json": b"{}", "/state.json": b"[1]", "/tls/ca.pem": b"-"}
     with Device(tmp_path / "board", wifi=WIFI) as device:
         config = write_configuration(tmp_path / "config", 1)
-        with Link(device.path) as link:
-            for path, content in own.items():
-                link.put(path, content)
+        put(device, own)
         words = ("deploy", "--port", device.path, "--config", str(config), "--timeout", "0.1")
         assert run(*words)[0] == 1
         status, printed, complaints = run("wipe", "--port", device.path, "--yes")
@@ -360,9 +373,7 @@ def test_second_program_of_the_users_own_does_not_replace_the_first_one_that_was
     own = {"/main.py": b"print('second')\n", "/main.py.before": b"print('first')\n"}
     with Device(tmp_path / "board", wifi=WIFI) as device:
         config = write_configuration(tmp_path / "config", 1)
-        with Link(device.path) as link:
-            for path, content in own.items():
-                link.put(path, content)
+        put(device, own)
         status, _, complaints = run("deploy", "--port", device.path, "--config", str(config), "--yes")
         assert status == 1 and "main.py.before from an earlier time" in complaints
         with Link(device.path) as link:
@@ -389,12 +400,10 @@ def test_main_that_is_no_text_counts_as_foreign(tmp_path, code):
 def test_module_that_would_be_imported_before_the_deployed_one_is_named(tmp_path):
     with Device(tmp_path / "board", wifi=WIFI) as device:
         config = write_configuration(tmp_path / "config", 1)
-        with Link(device.path) as link:
-            link.put("/flashmqtt/__init__.py", b"")  # mpremote cp -r firmware/flashmqtt :
+        put(device, {"/flashmqtt/__init__.py": b""})  # mpremote cp -r firmware/flashmqtt :
         status, _, complaints = run("deploy", "--port", device.path, "--config", str(config))
         assert status == 1 and "/flashmqtt " in complaints and "mpremote rm -r :flashmqtt" in complaints
-        with Link(device.path) as link:
-            assert link.literal("import os; print(os.listdir('/'))") == ["flashmqtt"]
+        assert listing(device) == ["flashmqtt"]
 
 
 READ_ONLY = b"import rp2, vfs\nvfs.umount('/')\nvfs.mount(vfs.VfsLfs2(rp2.Flash(), progsize=256), '/', readonly=True)\n"
@@ -412,8 +421,7 @@ READ_ONLY = b"import rp2, vfs\nvfs.umount('/')\nvfs.mount(vfs.VfsLfs2(rp2.Flash(
 def test_board_that_can_not_be_written_to_is_named(tmp_path, path, content, words):
     with Device(tmp_path / "board", wifi=WIFI) as device:
         config = write_configuration(tmp_path / "config", 1)
-        with Link(device.path) as link:
-            link.put(path, content)
+        put(device, {path: content})
         since = len(device.console)
         device.power_cut()
         device.wait_for(b">>> ", since=since)  # boot.py has ended
@@ -425,8 +433,7 @@ def test_board_that_can_not_be_written_to_is_named(tmp_path, path, content, word
 def test_board_module_copied_by_hand_is_replaced_without_asking(tmp_path):
     with Device(tmp_path / "board", wifi=WIFI) as device:
         config = write_configuration(tmp_path / "config", 1)
-        with Link(device.path) as link:
-            link.put("/board.py", (ROOT / "boards/rp2/board.py").read_bytes())
+        put(device, {"/board.py": (ROOT / "boards/rp2/board.py").read_bytes()})
         status, printed, complaints = run(
             *("deploy", "--board", "pico_w", "--port", device.path, "--config", str(config), "--timeout", "0.1")
         )
@@ -836,8 +843,7 @@ def test_full_board_is_named_before_anything_is_copied(tmp_path):
             link.run("f = open('/big', 'wb')\nfor _ in range(780): f.write(bytes(1024))\nf.close()", timeout_s=60)
         status, _, complaints = run(*("deploy", "--board", "pico_w", "--port", device.path, "--config", str(config)))
         assert status == 1 and "too full" in complaints and "journal" in complaints
-        with Link(device.path) as link:
-            assert link.literal("import os; print(os.listdir('/'))") == ["big"]
+        assert listing(device) == ["big"]
 
 
 @pytest.mark.req("B3")
@@ -855,8 +861,7 @@ def test_space_that_replaced_files_need_in_addition_is_missed_before_anything_is
             link.run(f"f = open('/big', 'wb')\nfor _ in range({kb}): f.write(bytes(1024))\nf.close()", timeout_s=60)
         status, _, complaints = run("deploy", "--port", device.path, "--config", str(config))
         assert status == 1 and "too full" in complaints, complaints
-        with Link(device.path) as link:
-            assert "main.py" not in link.literal("import os; print(os.listdir('/'))")
+        assert "main.py" not in listing(device)
 
 
 @pytest.mark.req("B3")
@@ -1050,13 +1055,7 @@ def test_file_damaged_in_transfer_is_refused(tmp_path, monkeypatch):
 @pytest.mark.req("B3")
 def test_monitor_shows_the_console_and_leaves_the_board_running(tmp_path):
     with Device(tmp_path / "board") as device:
-        with Link(device.path) as link:
-            link.put(
-                "/main.py",
-                b"import time\nn = 0\nwhile True:\n    print('tick', n)\n    n += 1\n    time.sleep_ms(50)\n",
-            )
-        device.power_cut()
-        device.wait_for(b"tick 2")
+        start_ticks(device)
         started = list(device.resets)
         words = [sys.executable, "-m", "tools.deploy", "monitor", "--port", device.path]
         with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
@@ -1111,8 +1110,6 @@ class Terminal:
         return status
 
 
-TICKS = b"import time\nn = 0\nwhile True:\n    print('tick', n)\n    n += 1\n    time.sleep_ms(50)\n"
-
 RUNNING = b'"""flashmqtt: runs"""\nimport os\nassert "deploying" not in os.listdir()\n' + TICKS
 
 
@@ -1153,9 +1150,7 @@ def test_board_runs_on_after_a_command_that_was_stopped_or_failed(tmp_path, monk
 @pytest.mark.req("B3")
 def test_board_starts_its_program_after_a_backup_that_was_ended(tmp_path, how):
     with Device(tmp_path / "board") as device:
-        with Link(device.path) as link:
-            link.put("/main.py", RUNNING)
-            link.put("/read_when_ended", bytes(range(256)) * 250)
+        put(device, {"/main.py": RUNNING, "/read_when_ended": bytes(range(256)) * 250})
         words = ("backup", "--port", device.path, "--output", str(tmp_path / "kept"))
         process = subprocess.Popen([sys.executable, "-m", "tools.deploy", *words], cwd=ROOT)
         while not list((tmp_path / "kept").glob("*/*")):
@@ -1180,13 +1175,11 @@ def test_board_runs_on_after_ctrl_c_while_its_program_is_stopped(tmp_path, monke
         raise KeyboardInterrupt
 
     with Device(tmp_path / "board") as device:
-        with Link(device.path) as link:
-            link.put("/main.py", program)
+        put(device, {"/main.py": program})
         monkeypatch.setattr(Link, "reset", reset_and_stop)
         assert run("backup", "--port", device.path, "--output", str(tmp_path / "kept"))[0] == 130
         device.wait_for(b"tick 2", since=len(device.console))
-        with Link(device.path) as link:
-            assert link.literal("import os; print(os.listdir('/'))") == ["main.py"]
+        assert listing(device) == ["main.py"]
 
 
 @pytest.mark.req("B3")
@@ -1200,9 +1193,7 @@ def test_board_that_was_unplugged_while_its_own_program_was_stopped_runs_on_afte
         raise Failure("unplugged")
 
     with Device(tmp_path / "board") as device:
-        with Link(device.path) as link:
-            for path, content in own.items():
-                link.put(path, content)
+        put(device, own)
         for renamed in (["main.py"], ["main.py", "app"]):  # by `backup`; by a `deploy`, in part
             with monkeypatch.context() as patch:
                 patch.setattr(Link, "reset", unplugged)
@@ -1231,8 +1222,7 @@ def test_board_that_does_not_come_back_after_a_reset_is_named(tmp_path, monkeypa
         raise Failure("it is gone")
 
     with Device(tmp_path / "board") as device:
-        with Link(device.path) as link:
-            link.put("/main.py", RUNNING)
+        put(device, {"/main.py": RUNNING})
         monkeypatch.setattr(Link, "reset", away)
         assert run("backup", "--port", device.path)[::2] == (1, "backup: it is gone\n")
 
@@ -1240,8 +1230,7 @@ def test_board_that_does_not_come_back_after_a_reset_is_named(tmp_path, monkeypa
 @pytest.mark.req("B3")
 def test_backup_of_a_hostile_board_writes_only_into_its_folder(tmp_path, monkeypatch):
     with Device(tmp_path / "board") as device:
-        with Link(device.path) as link:
-            link.put("/one", b"1")
+        put(device, {"/one": b"1"})
         monkeypatch.setattr(Link, "get", lambda link, path: b"evil")
         monkeypatch.setattr(deploy, "present", lambda *_, **__: {"/one": "", "/../../evil": ""})
         status, _, complaints = run("backup", "--port", device.path, "--output", str(tmp_path / "kept"))
@@ -1255,8 +1244,7 @@ def test_backup_that_was_stopped_is_not_taken_for_a_whole_one(tmp_path, monkeypa
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with Device(tmp_path / "board") as device:
-        with Link(device.path) as link:
-            link.put("/one", b"1")
+        put(device, {"/one": b"1"})
         monkeypatch.setattr(Link, "get", full)
         status, _, complaints = run("backup", "--port", device.path, "--output", str(tmp_path / "kept"))
         assert status == 1 and complaints.startswith("backup: ") and "No space left on device" in complaints
@@ -1282,17 +1270,13 @@ def test_unfinished_deployment_stays_marked_until_it_is_finished(tmp_path, monke
             run(*command.split(), "--port", device.path, *more)
         device.wait_for(b"deployment: unfinished", since=since)
         time.sleep(0.2)
-        with Link(device.path) as link:
-            assert "deploying" in link.literal("import os; print(os.listdir('/'))")
+        assert "deploying" in listing(device)
 
 
 @pytest.mark.req("B3")
 def test_ctrl_c_in_a_terminal_ends_only_the_monitor(tmp_path):
     with Device(tmp_path / "board") as device:
-        with Link(device.path) as link:
-            link.put("/main.py", TICKS)
-        device.power_cut()
-        device.wait_for(b"tick 2")
+        start_ticks(device)
         started = list(device.resets)
         terminal = Terminal(sys.executable, "-m", "tools.deploy", "monitor", "--port", device.path)
         terminal.until("tick ")
@@ -1306,10 +1290,7 @@ def test_ctrl_c_in_a_terminal_ends_only_the_monitor(tmp_path):
 @pytest.mark.req("B3")
 def test_monitor_names_an_unplugged_board_and_waits_until_ctrl_c(tmp_path):
     with Device(tmp_path / "board") as device:
-        with Link(device.path) as link:
-            link.put("/main.py", TICKS)
-        device.power_cut()
-        device.wait_for(b"tick 2")
+        start_ticks(device)
         terminal = Terminal(sys.executable, "-m", "tools.deploy", "monitor", "--port", device.path)
         terminal.until("tick ")
         path = device.path
@@ -1333,10 +1314,7 @@ def test_console_of_a_board_continues_however_long_it_slept(tmp_path, monkeypatc
     port = tmp_path / "port"
     with Device(tmp_path / "asleep") as first, Device(tmp_path / "awake") as second:
         for device in (first, second):
-            with Link(device.path) as link:
-                link.put("/main.py", TICKS)
-            device.power_cut()
-            device.wait_for(b"tick 2")
+            start_ticks(device)
 
         def wake():
             port.unlink()
@@ -1370,8 +1348,7 @@ def test_monitor_leaves_an_idle_board_at_its_prompt(tmp_path):
 @pytest.mark.req("B3")
 def test_monitor_continues_after_a_reset(tmp_path):
     with Device(tmp_path / "board") as device:
-        with Link(device.path) as link:
-            link.put("/main.py", b"import machine, time\nfor n in range(3):\n    print('tick', n)\nmachine.reset()\n")
+        put(device, {"/main.py": b"import machine, time\nfor n in range(3):\n    print('tick', n)\nmachine.reset()\n"})
         device.power_cut()
         words = [sys.executable, "-m", "tools.deploy", "monitor", "--port", device.path]
         with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
@@ -1388,8 +1365,7 @@ def test_watchdog_reset_during_a_command_is_retried(tmp_path):
         "while True:\n    print('flashmqtt runs')\n    time.sleep_ms(20)\n"
     )
     with Device(tmp_path / "board") as device:
-        with Link(device.path) as link:
-            link.put("/main.py", program.encode())
+        put(device, {"/main.py": program.encode()})
         device.power_cut()
         device.wait_for(b"flashmqtt runs")
         with Link(device.path) as link:
@@ -1403,8 +1379,7 @@ def test_watchdog_reset_during_a_command_is_retried(tmp_path):
 def test_watchdog_of_another_program_does_not_reset_the_board_during_a_command(tmp_path):
     program = b"import machine, time\nw = machine.WDT(timeout=500)\nwhile True:\n    w.feed()\n    time.sleep_ms(20)\n"
     with Device(tmp_path / "board") as device:
-        with Link(device.path) as link:
-            link.put("/main.py", program)
+        put(device, {"/main.py": program})
         device.power_cut()
         with Link(device.path) as link:
             deploy.stop_program(link, deploy.probe(link))
