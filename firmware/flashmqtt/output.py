@@ -8,6 +8,7 @@ discarded [MQTT-4.3.2-1] [MQTT-4.3.3-1]. This module knows no socket, no flow an
 from .codec.encode import put_ack
 from .codec.quick import put_message
 from .compat import TYPE_CHECKING
+from .errors import ConnectionLost
 from .fast import raw_copy
 
 if TYPE_CHECKING:
@@ -118,15 +119,18 @@ class Output:
             self._sync()
             self.promised = False  # not reached if the store fails: the next write tries again
         start = self.start
-        # Before the write: Ctrl-C may end it, when TLS has already encrypted these bytes.
-        self._offered = n = self._offered or self.end - start
-        n = sock.write(self.buf, start, n)
-        if n:
-            self._offered = 0
+        n = self._offered or self.end - start
+        if n < 0:
+            raise ConnectionLost("Ctrl-C interrupted a write")  # nobody knows how much was written
+        self._offered = -n
+        written = sock.write(self.buf, start, n)
+        if written:
             self.sent_ms = now_ms
-            start += n
+            start += written
             if start == self.end:
-                self.start = self.end = 0
+                self.start = self.end = self._offered = 0
                 return True
             self.start = start
+            n = 0
+        self._offered = n
         return False
