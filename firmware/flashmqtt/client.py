@@ -68,7 +68,6 @@ _isinstance = isinstance
 _str = str
 _bytes = bytes
 _IPOLL = hasattr(_poll(), "ipoll")
-_NO_MEMORY = (MemoryError, KeyboardInterrupt)  # made here: a tuple needs memory
 # The longest wait between two calls of `feed`; and the longest time that `poll` works when the broker sends without a pause.
 _SLICE_MS = const(200)
 _REFUSALS = const(64)  # how many codes of refused messages are kept
@@ -426,7 +425,7 @@ class Client:
         try:
             while not link.disconnect(code, properties, ticks_ms()):
                 self._wait(self._left(deadline, "disconnect"))
-        except (OSError, DeadlineExpired):
+        except (OSError, ConnectionLost):
             pass
         finally:
             self.stopped()
@@ -681,48 +680,50 @@ class Client:
             if session.waiting and session.waiting.entries:
                 handled = session.waiting.serve(now_ms)
             try:
-                while True:
-                    event = self._step(now_ms)
-                    if event == NOTHING:
-                        if link.wait_ms > 0 or not link.sock or ticks_diff(now_ms, begin_ms) >= _SLICE_MS:
-                            break
-                    else:
-                        link.handling = True
-                        session.busy = False
-                        if event == MESSAGE:
-                            if self._dispatch():
-                                handled += 1
-                        elif event == DELIVERED:
-                            self.call(self.on_delivered, session.handle)
+                try:
+                    while True:
+                        event = self._step(now_ms)
+                        if event == NOTHING:
+                            if link.wait_ms > 0 or not link.sock or ticks_diff(now_ms, begin_ms) >= _SLICE_MS:
+                                break
                         else:
-                            self._report(event)
-                        link.handling = False
-                    now_ms = ticks_ms()
-            except BaseException as error:
-                link.handling = session.busy = False  # before the next jump, where Ctrl-C may raise
-                finished = self._finished
-                if finished < 0:
-                    self._finished = -1
-                    if finished == _TAKEN and not _isinstance(error, Exception):  # Ctrl-C
-                        try:
-                            self._acknowledge()  # again, and now: the program may disconnect next
-                        finally:
-                            raise error
-                    link.ended(error, now_ms)
-                else:
-                    handled += 1
-                    try:
+                            link.handling = True
+                            session.busy = False
+                            if event == MESSAGE:
+                                if self._dispatch():
+                                    handled += 1
+                            elif event == DELIVERED:
+                                self.call(self.on_delivered, session.handle)
+                            else:
+                                self._report(event)
+                            link.handling = False
+                        now_ms = ticks_ms()
+                except BaseException as error:
+                    link.handling = session.busy = False
+                    finished = self._finished
+                    if finished < 0:
                         self._finished = -1
+                        try:
+                            if finished == _TAKEN and not _isinstance(error, Exception):  # Ctrl-C
+                                self._acknowledge()  # again, and now: the program may disconnect next
+                        finally:
+                            link.ended(error, now_ms)
+                    else:
+                        handled += 1
                         self.load_waiting().failed_now(error, finished)
+                        self._finished = -1
                         if not _isinstance(error, Exception):
                             raise error
                         if session.handed:
                             self._acknowledge()
-                    except _NO_MEMORY as full:
-                        if session.handed:  # it does not wait: the broker sends the message again
-                            session.handed = 0
-                            link.fail(full, now_ms)
-                        raise
+            except BaseException as error:
+                link.handling = session.busy = False
+                if self._finished >= 0:  # no memory, or Ctrl-C in a line above
+                    self._finished = -1
+                    if session.handed:  # it does not wait: the broker sends the message again
+                        session.handed = 0
+                        link.fail(error, now_ms)
+                raise
             if self.errors and timeout_ms is not None:
                 self._raise()
             if handled or not timeout_ms:

@@ -77,6 +77,9 @@ class Deferred(WaitingQueue):
         try:
             session.busy = True
             WaitingQueue.finish(self, entry)
+        except KeyboardInterrupt:  # the acknowledgement may be missing
+            self._client.link.interrupted()
+            raise
         finally:
             session.busy = busy
 
@@ -101,6 +104,8 @@ class Deferred(WaitingQueue):
     def failed_now(self, error: "Any", finished: "Any") -> None:
         """A handler raised for the message that has just arrived; `finished` handlers had finished with it before."""
         client = self._client
+        if not (isinstance(error, Exception) or client.session.handed) and client.session.message.qos:
+            client.link.interrupted()  # Ctrl-C ended `add`
         try:
             message = self.refuse(None, ticks_ms(), isinstance(error, Exception), finished)
         except BaseException as full:  # no memory, or Ctrl-C: the broker sends it again

@@ -262,14 +262,18 @@ class Link:
         session.busy = False
         # MicroPython raises ValueError for a refused certificate.
         if not isinstance(error, _WORLD) and not (self._tls and isinstance(error, ValueError)):
-            lost = isinstance(error, MemoryError) and not (session.handed or session.urgent)
-            if not isinstance(error, Exception):  # Ctrl-C: a handler may not have run yet
-                session.handed = 0
-                lost = self.connection.decoder.streamed
-            if lost:  # a packet, or a piece of one
+            if not isinstance(error, Exception):
+                self.interrupted()
+            elif isinstance(error, MemoryError) and not (session.handed or session.urgent):  # a packet is lost
                 self.fail(error, now_ms)
             raise error
         self.fail(error, now_ms)
+
+    def interrupted(self) -> None:
+        """Ctrl-C cut off some work: send what was put, and reconnect."""
+        self._session.handed = 0
+        if self._state > _DOWN:
+            self._state = _ENDING
 
     def flush(self, now_ms: int) -> None:
         """Put and write packets. A network error ends the connection."""

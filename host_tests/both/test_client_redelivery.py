@@ -10,7 +10,7 @@ from loopback import Loopback, poll_until
 from lossy import Random
 from test_client import client, connected
 from test_client_receive import acknowledged, reconnect, turn
-from wire import id_of, publish
+from wire import id_of, publish, pubrel
 
 TOPICS = (b"a", b"b", b"c")
 
@@ -252,3 +252,87 @@ def test_no_finished_handler_runs_again_whatever_the_order_in_which_the_broker_s
         assert mqtt.session.waiting is None or not mqtt.session.waiting.owing
         mqtt.disconnect()
         broker.close()
+
+
+class InterruptedSocket:
+    """A client's socket, in whose next read or write Ctrl-C comes: when its bytes, or half of them, are gone."""
+
+    def __init__(self, link, call, half=False):
+        self._sock = link.sock
+        self._call = call
+        self._half = half
+        link.sock = self
+
+    def __getattr__(self, name):
+        return getattr(self._sock, name)
+
+    def readinto(self, buf):
+        n = self._sock.readinto(buf)
+        return self._interrupt("read", n)
+
+    def write(self, buf, start, n):
+        if self._call == "write" and self._half:
+            n //= 2
+        return self._interrupt("write", self._sock.write(buf, start, n))
+
+    def _interrupt(self, call, n):
+        if n and call == self._call:
+            self._call = None
+            raise KeyboardInterrupt
+        return n
+
+
+@pytest.mark.req("W13", "Q3", "Q4", "R4")
+@pytest.mark.parametrize("qos", [1, 2])
+def test_message_whose_read_was_interrupted_comes_again_with_the_next_connection(qos):
+    broker = Lenient()
+    mqtt = client(broker)
+    seen = []
+    mqtt.on_message = lambda message: seen.append(message.payload)
+    mqtt.connect()
+    for octets in (b"x", b"y"):
+        broker.waiting[1] = publish(b"a", octets, qos, 1)
+        InterruptedSocket(mqtt.link, "read")
+        broker.give(broker.waiting[1])
+        with pytest.raises(KeyboardInterrupt):
+            poll_until(mqtt, lambda: seen[-1:] == [octets])  # noqa: B023
+        poll_until(mqtt, lambda: not broker.waiting)
+        if qos == 2:
+            broker.give(pubrel(1))
+            poll_until(mqtt, lambda: broker.of(7))
+            broker.packets.clear()
+    assert seen == [b"x", b"y"] and broker.connects == 3
+    mqtt.disconnect()
+
+
+@pytest.mark.req("W13", "Q1", "Q2", "R4")
+@pytest.mark.parametrize("half", [False, True])
+def test_nothing_follows_an_interrupted_write_on_its_connection(half):
+    """How much of it was written is not known. Bytes that are sent twice, or not at all, are read as other packets."""
+    for qos in (1, 2):
+        broker = Lenient()
+        mqtt = client(broker)
+        mqtt.connect()
+        InterruptedSocket(mqtt.link, "write", half)
+        with pytest.raises(KeyboardInterrupt):
+            mqtt.publish("a", b"\x30\x03\x00\x01b" * 20, qos)
+        mqtt.publish("a", b"2", qos)
+        poll_until(mqtt, lambda: not mqtt.pending)  # noqa: B023
+        wanted = [publish(b"a", b"\x30\x03\x00\x01b" * 20, qos, 1), publish(b"a", b"2", qos, 2)]
+        got = [bytes((one[0] & 0xF7,)) + one[1:] for one in broker.of(3)]  # without DUP
+        assert [one for one in wanted if one not in got] == [] and [one for one in got if one not in wanted] == []
+        assert broker.connects == 2
+        mqtt.disconnect()
+
+
+@pytest.mark.req("W11", "R4")
+def test_disconnect_after_an_interrupted_write_closes_the_connection():
+    broker = Lenient()
+    mqtt = client(broker)
+    mqtt.connect()
+    InterruptedSocket(mqtt.link, "write", True)
+    with pytest.raises(KeyboardInterrupt):
+        mqtt.publish("a", b"1", 1)
+    mqtt.disconnect()
+    broker()
+    assert not mqtt.connected and broker.of(14) == [] and broker.of(3) == []
