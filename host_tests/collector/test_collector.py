@@ -196,6 +196,34 @@ def test_shared_subscription_outlasts_a_restart_of_the_broker(tmp_path):
         assert collector.end() == 0, collector.said
 
 
+@contextlib.asynccontextmanager
+async def flooded(tmp_path, monkeypatch):
+    """Yield a broker that sends without a pause and reads nothing, and the collector, which can send a few KB only."""
+    many = b"".join(publish(b"", 1, n + 1) for n in range(2000))
+    connect = Collector._connect
+
+    async def with_a_small_buffer(collector):
+        sock = await connect(collector)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        return sock
+
+    monkeypatch.setattr(Collector, "_connect", with_a_small_buffer)
+
+    async def flood(writer):
+        with contextlib.suppress(OSError):
+            while True:
+                writer.write(many)
+                await writer.drain()
+
+    async with collecting(tmp_path) as (broker, collector):
+        await broker.accept()
+        broker.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        broker.reader._transport.pause_reading()
+        flooding = asyncio.create_task(flood(broker.writer))
+        yield broker, collector
+        flooding.cancel()
+
+
 @pytest.mark.req("P1")
 @in_a_loop
 async def test_log_is_sealed_at_its_age_also_while_the_disk_is_full(tmp_path, monkeypatch):
@@ -534,30 +562,28 @@ async def test_log_is_sealed_at_its_age_while_the_broker_is_away(tmp_path, longe
 @in_a_loop
 async def test_connection_ends_when_acknowledgements_stay_unread_past_the_deadline(tmp_path, monkeypatch):
     monkeypatch.setattr(collector_module, "WRITE_DEADLINE_S", 0.3)
-    many = b"".join(publish(b"", 1, n + 1) for n in range(2000))
-    connect = Collector._connect
-
-    async def with_a_small_buffer(collector):
-        sock = await connect(collector)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-        return sock
-
-    monkeypatch.setattr(Collector, "_connect", with_a_small_buffer)
-
-    async def flood(writer):
-        with contextlib.suppress(OSError):
-            while True:
-                writer.write(many)
-                await writer.drain()
-
-    async with collecting(tmp_path) as (broker, collector):
-        await broker.accept()
-        broker.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        broker.reader._transport.pause_reading()
-        flooding = asyncio.create_task(flood(broker.writer))
+    async with flooded(tmp_path, monkeypatch) as (broker, collector):
         await broker.accept(CONNACK_PRESENT, None)
         await until_async(lambda: collector.connects == 2)
-        flooding.cancel()
+
+
+@pytest.mark.req("P1")
+@in_a_loop
+async def test_acknowledgements_that_the_socket_did_not_take_at_once_are_sent_when_it_has_room(tmp_path, monkeypatch):
+    waits = []
+    writable = Collector._writable
+
+    async def noted(collector, sock):
+        waits.append(sock)
+        await writable(collector, sock)
+
+    monkeypatch.setattr(Collector, "_writable", noted)
+    async with flooded(tmp_path, monkeypatch) as (broker, collector):
+        await until_async(lambda: waits)
+        broker.reader._transport.resume_reading()
+        for n in range(20_000):
+            assert await broker.packet() == ack(PUBACK, n % 2000 + 1)
+        assert collector.connects == 1
 
 
 @pytest.mark.req("P1")

@@ -69,13 +69,16 @@ LOCK_WAIT_S = 15.0  # the sealer of a killed collector may still hold the lock
 
 
 class _Writer:
-    """A socket with MicroPython's `write`."""
+    """A socket with MicroPython's `write`: None if it takes nothing now."""
 
     def __init__(self, sock: socket.socket):
         self._sock = sock
 
-    def write(self, buf: bytearray, start: int, n: int) -> int:
-        return self._sock.send(memoryview(buf)[start : start + n])
+    def write(self, buf: bytearray, start: int, n: int) -> int | None:
+        try:
+            return self._sock.send(memoryview(buf)[start : start + n])
+        except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            return None
 
 
 class _Restart(errors.ConnectionLost):
@@ -253,8 +256,7 @@ class Collector:
                 except errors.FlashMqttError as error:
                     self.connection.put_error_disconnect(error)  # level 5: send the reason to the broker
                     with contextlib.suppress(OSError, LandingStalled):
-                        while self._send(sock):
-                            pass
+                        self._send(sock)
                     raise
                 finally:
                     self.connection.close()
@@ -510,22 +512,18 @@ class Collector:
         health.last_arrival.set(self.store.time_us / 1e6)
 
     async def _write(self, sock: socket.socket) -> None:
-        while True:
-            try:
-                while self._send(sock):
-                    pass
-            except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
-                await self._writable(sock)
-            else:
-                self.rows_acknowledged = self._rows_committed
-                return
+        while not self._send(sock):
+            await self._writable(sock)
+        self.rows_acknowledged = self._rows_committed
 
     def _send(self, sock: socket.socket) -> bool:
-        """Send the output's bytes by one call of `send`; return whether there were any."""
+        """Send the output's bytes; return False if the socket does not take all of them now."""
         output = self.connection.output
-        if not output.end:
-            return False
-        output.write_to(_Writer(sock), ticks_ms())  # syncs pending messages before their acknowledgements are sent
+        while output.end:
+            start = output.start
+            # Before acknowledgements are sent, this syncs their messages.
+            if not output.write_to(_Writer(sock), ticks_ms()) and output.start == start:
+                return False
         return True
 
     # --- limits -------------------------------------------------------------------------------------------------
