@@ -475,10 +475,10 @@ class Client:
         session = self.session
         if session.busy:
             self._refuse(None)
+        link = self.link
         try:
             session.busy = True
             now_ms = ticks_ms()
-            link = self.link
             handle = n = 0
             # Fast path: this topic was checked and encoded by the last call.
             if topic is self._topic and not properties:
@@ -508,6 +508,9 @@ class Client:
                     except (OSError, ConnectionLost) as error:
                         link.fail(error, now_ms)
                 return handle
+        except KeyboardInterrupt:
+            link.interrupted()
+            raise
         finally:
             session.busy = False
         self._work(None)

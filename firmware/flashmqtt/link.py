@@ -49,10 +49,10 @@ _POLLIN = const(1)
 _POLLOUT = const(4)
 _IDLE_MS = const(1000)
 _READS = const(4)  # reads in one call of `step`
-_READ_OUT = const(5)  # in place of a count: the last read emptied the socket
+_READ_OUT = const(5)  # the last read emptied the socket
 _SENDING_MS = const(5)
 _BATCH_MS = const(2)  # delay before refilling the window, to batch writes
-_NEAR_MS = const(16000)  # the longest delay while no broker is reached, or it never accepted a connection
+_NEAR_MS = const(16000)  # the longest delay before a broker accepts
 _STEP = const(127)  # the step in byte 1 of the session's note
 _REFUSED = const(111)  # ECONNREFUSED: the host answered, so the network works
 
@@ -61,12 +61,12 @@ class Link:
     """Keeps one connection to host:port.
 
     Args:
-        connection: the MQTT connection to serve.
+        connection: the MQTT connection.
         host, port: a name or an address.
-        backoff: says how long to wait between attempts.
+        backoff: the delays between attempts.
         tls: an SSLContext, or None.
         server_name: the certificate's name, if it is not `host`.
-        timeout_ms: the deadline for TCP, and for a write without progress.
+        timeout_ms: the deadline for TCP and for a write.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class Link:
         self.wait_ms = 0  # `step` has nothing to do for so long, unless `sock` is ready
         self.error: "Exception | None" = None  # of the last attempt or connection
         self.stepped_ms = 0  # when `step` was called last
-        self.handling = False  # a handler is running; a step will follow
+        self.handling = False  # a handler runs; a step follows
         self.attempts = self.connects = 0
         self._tls = tls and (tls, server_name or host)
         self.shaking: "Any" = None  # the state of the TLS handshake while it runs; then only `write` may write
@@ -270,8 +270,11 @@ class Link:
         self.fail(error, now_ms)
 
     def interrupted(self) -> None:
-        """Ctrl-C cut off some work: send what was put, and reconnect."""
+        """Reconnect: Ctrl-C ended some work."""
         self._session.handed = 0
+        output = self.output
+        if not output.limit:
+            output.offered = output.end = -1  # in a packet: the next write fails
         if self._state > _DOWN:
             self._state = _ENDING
 
@@ -287,7 +290,7 @@ class Link:
                 self.fail(error, now_ms)
 
     def write(self, now_ms: int) -> bool:
-        """Write the output; return whether it is empty now."""
+        """Write the output; return whether it is empty."""
         output = self.output
         while output.end:
             start = output.start

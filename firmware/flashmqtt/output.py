@@ -24,6 +24,7 @@ class Output:
     limit           the end of the room for packets. 0: no packet can be put now: the broker has not accepted a connection,
                     DISCONNECT was put, or a part of a packet is in the buffer
     sent_ms         when bytes were sent last
+    offered         the length of a write that took nothing; negative: a write may be incomplete, and the next one fails
 
     Args:
         size: of the buffer. A longer message is sent in pieces.
@@ -39,11 +40,11 @@ class Output:
         self.sent_ms = 0
         self._sync = sync
         self.promised = False  # do bytes to send depend on the store?
-        self._offered = 0
+        self.offered = 0
 
     def clear(self) -> None:
         """The connection has ended: discard the buffer. Only CONNECT can be put before `open`."""
-        self.start = self.end = self._offered = self.limit = 0
+        self.start = self.end = self.offered = self.limit = 0
         self.promised = False
 
     def open(self) -> None:
@@ -119,18 +120,18 @@ class Output:
             self._sync()
             self.promised = False  # not reached if the store fails: the next write tries again
         start = self.start
-        n = self._offered or self.end - start
+        n = self.offered or self.end - start
         if n < 0:
             raise ConnectionLost("Ctrl-C interrupted a write")  # nobody knows how much was written
-        self._offered = -n
+        self.offered = -n
         written = sock.write(self.buf, start, n)
         if written:
             self.sent_ms = now_ms
             start += written
             if start == self.end:
-                self.start = self.end = self._offered = 0
+                self.start = self.end = self.offered = 0
                 return True
             self.start = start
             n = 0
-        self._offered = n
+        self.offered = n
         return False

@@ -554,8 +554,11 @@ class Session:
                 if packet_id == self.request_id or (n > room and (output.end or room <= 0)):
                     return False
                 at = output.end
+                if n > room:  # a packet longer than the output is sent alone, in pieces
+                    output.limit = 0  # before its first byte, for Ctrl-C
                 column = output.put_stored(store, seq, 0, n if n < room else room, seq < self.dup_to) >> 1 & 3
             except StoreCorrupt:  # found by `length`, or by reading
+                output.open()
                 self.load_undelivered().set_aside(_DAMAGED, seq, 0)
                 return True
             if self.five:
@@ -563,8 +566,7 @@ class Session:
             if column > self.qos_limit:
                 column = 1
                 output.buf[at] ^= 6  # QoS 2 becomes 1
-            if n > room:  # a packet longer than the output is sent alone, in pieces
-                output.limit = 0
+            if n > room:
                 self.partial = seq
                 self.partial_at = room
                 self.partial_length = n
