@@ -280,6 +280,7 @@ class Recovery:
         self._chain(j, head, tail)
         self._take_places(j, page, 72, page[7] & 63)
         clean = self._clean
+        beyond = j._seqs[head] + _VOIDED * (self._mounts + 1)
         j.boot += self._mounts
         j._ring_seq = max(j._ring_seq, j._seqs[head] + _VOIDED * self._mounts)
         self._apply(j, head, 0, j._end)
@@ -307,11 +308,18 @@ class Recovery:
         j._advance()
         j.fresh = j.next_seq == 1 and not self._places and is_blank(j.note, 0, 12)
         self._place_cursor(j)
-        if clean and self._mount_behind(j):
+        # A mount record that was cut may read as whole later. It must not make a new sector void.
+        j._ring_seq = max(j._ring_seq, self._void_to)
+        if clean:
+            j._ring_seq = max(j._ring_seq, beyond)
+            try:
+                j._write(_STATE | _MOUNT, 0, j.next_seq, b"", 0, 0, _FOR_STATE)
+            except StoreWorn:
+                pass  # `worn` is set
+            j._ring_seq = max(j._ring_seq, j._seqs[j._head] + _VOIDED)
+            j.boot += 1
             return
         j.boot += 1
-        # A mount record that was cut may read as whole later. It must not make the new sector void.
-        j._ring_seq = max(j._ring_seq, self._void_to)
         # The new sector repeats the recovered state. If the head's messages fit into half of it, the head leaves the chain.
         self._top = top = j.next_seq
         j.next_seq = max(j._first[head], j.low, j.floor)  # what the new header states as `first`
@@ -518,43 +526,6 @@ class Recovery:
         j._cursor_sector = sector
         j._cursor_at = 0
 
-    def _mount_behind(self, j: "Any") -> bool:
-        """Write a mount record after a clean end; return False if there is no room, or writing fails."""
-        end = j._put(-1, j._end, 0, 0, 0, b"", 0, 0)
-        if end > j._sector_bytes:
-            return False
-        at = end - _RECORD
-        start = at & j._offset_mask
-        self._stage(j, start, j._head, _STATE | _MOUNT)
-        if not self._may_become(j, j._head, at, _RECORD):
-            raw_fill(j._out, _RECORD, 0xFF, start)
-            return False
-        try:
-            j._program(j._head, at, _RECORD, True)
-        except FlashFailed:
-            return False
-        if not j._look(j._head, at):
-            return False
-        j._end = end
-        j._ring_seq += _VOIDED
-        j.boot += 1
-        return True
-
-    def _stage(self, j: "Any", i: int, sector: int, kind: int) -> None:
-        """Write a record without a body into the journal's output."""
-        pack_into(_RECORD_FIELDS, j._out, i + 4, 0, kind, 0, j.next_seq, j._state)
-        raw_crc32(j._out, j._seqs[sector], 20, i + 4, i, 1)
-
-    def _may_become(self, j: "Any", sector: int, at: int, n: int) -> bool:
-        """Return whether n bytes at an offset of a sector have only such bits cleared as the staged bytes have."""
-        i = at & 255
-        start = at & j._offset_mask
-        j._load(sector * j._sector_bytes + at - i)
-        for k in range(n):
-            if ~j._page[i + k] & j._out[start + k]:
-                return False
-        return True
-
     # --- an empty region ---
 
     def _begin(self, j: "Any") -> None:
@@ -566,12 +537,11 @@ class Recovery:
             try:
                 n = j._stage_header(sector, sector, _NONE, 0)
                 j._program(sector, 0, n, True)
-                self._stage(j, n & j._offset_mask, sector, _STATE)
+                self._stage(j, n & j._offset_mask, sector)
                 j._program(sector, n, _RECORD, True)
             except FlashFailed:
                 pass
-            j._load(sector * j._sector_bytes)
-            if header_end(j._page) and j._look(sector, _HEADER):
+            if j._look(sector, _HEADER) and header_end(j._page):
                 j._head = j._tail = j._cursor_sector = sector
                 j._end = j._cursor_at = _HEADER + _RECORD
                 j._use[sector] = _CHAINED
@@ -581,18 +551,22 @@ class Recovery:
             j._retire(sector)
         self._refuse("worn")
 
+    def _stage(self, j: "Any", i: int, sector: int) -> None:
+        """Write the first record into the journal's output."""
+        pack_into(_RECORD_FIELDS, j._out, i + 4, 0, _STATE, 0, 1, j._state)
+        raw_crc32(j._out, j._seqs[sector], 20, i + 4, i, 1)
+
     def _check_foreign(self, j: "Any") -> None:
         """Raise unless the region is blank, or has only the bytes of an interrupted first mount."""
         for sector in range(self._sectors):
             j._seqs[sector] = 1
-            n = first = j._stage_header(sector, sector, _NONE, 0) + _RECORD
-            self._stage(j, n - _RECORD, sector, _STATE)
+            self._stage(j, j._stage_header(sector, sector, _NONE, 0), sector)
             for at in range(0, j._sector_bytes, _PAGE):
-                if not self._may_become(j, sector, at, n) or not is_blank(j._page, n, _PAGE):
+                j._load(sector * j._sector_bytes + at)
+                if not is_blank(j._page, 0, _PAGE) and any([~j._page[i] & j._out[i] for i in range(_PAGE)]):
                     j.region.read(sector * j._sector_bytes + at, j._page)  # FlashFailed, if it can't be read
                     self._refuse("unreadable" if self._magic else "foreign", sector, at)
-                n = 0
-            raw_fill(j._out, first, 0xFF, 0)
+                raw_fill(j._out, _PAGE, 0xFF, 0)
 
     def _wipe(self, j: "Any") -> None:
         """Erase the region. If a sector can't be erased, the new sequences continue after the sequence in its header."""
