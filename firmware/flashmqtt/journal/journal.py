@@ -249,8 +249,10 @@ class Journal:
 
     def _copy_pieces(
         self, kind: int, ident: int, first: int, offset: int, buf: "bytes | bytearray | memoryview", at: int, n: int
-    ) -> bool:
-        """Copy bytes of a message that begins at the place `first`; return False if a piece is missing.
+    ) -> int:
+        """Copy bytes of a message that begins at the place `first`; return 0 if a piece is missing.
+
+        From an offset beyond its end on, nothing is copied; return its length.
 
         If the last call read the same outgoing message, start at its last piece: at `_read_place` is piece `_read_piece`, which
         begins with byte `_read_from`.
@@ -266,13 +268,15 @@ class Journal:
         place = self._read_place % size
         while n:
             if not self._next(sector, place):
-                return False
+                return 0
             sector = self._sector
             place = self._record_end
-            if self._kind & _TYPE != kind or (self._seq if message else self._key) != ident:
+            if self._kind & _TYPE != kind or (self._seq < ident if message else self._key != ident):
                 continue
-            if (self._key if message else self._seq) != self._read_piece:
-                return False
+            piece = self._key if message else self._seq
+            if piece != self._read_piece or (message and self._seq != ident):
+                self._skipped |= piece  # 0: it begins again
+                return 0
             skip = offset - self._read_from
             if skip < self._length:
                 self._read_place = sector * size + self._at
@@ -285,7 +289,15 @@ class Journal:
                 offset += part
             self._read_from += self._length
             self._read_piece += 1
-        return True
+            if self._kind & _LAST:
+                return self._read_from
+        return 1
+
+    def _measure(self, kind: int, ident: int, first: int) -> int:
+        """Return the length of a message that begins at a place; 0 if it is not complete, or damage is in it."""
+        self._read_seq = self._skipped = 0
+        length = self._copy_pieces(kind, ident, first, _SEQUENCE_LIMIT, b"", 0, 1)
+        return 0 if self._skipped else length
 
     def finish(self, seq: int) -> None:
         """Finish a message of the window: it is delivered, or will not be sent. Durable with any later write, or `flush`."""
@@ -544,40 +556,25 @@ class Journal:
         """Find the bodies up to a message of the window."""
         window_end = self.low + _WINDOW
         while self._located <= wanted:
-            seq = found = self._located
+            seq = self._located
             sector = self._cursor_sector
             at = self._cursor_at
-            begun = piece = total = 0
-            self._skipped = 0
-            while True:
+            length = 0
+            while not length:
                 if not self._next(sector, at):
                     found = self.next_seq  # end of the chain: the missing messages are damaged
-                    begun = 0
                     break
                 sector = self._sector
                 at = self._record_end
-                if self._skipped:  # a message in pieces may have lost one
-                    self._skipped = 0
-                    begun = 0
-                if self._kind & _TYPE != _MESSAGE or self._seq < seq:
-                    continue
-                if not self._key:
-                    begun = self._seq
-                    piece = total = 0
+                if self._kind & _TYPE == _MESSAGE and self._seq >= seq and not self._key:
+                    found = self._seq
                     place = sector * self._sector_bytes + self._at
-                elif begun != self._seq or piece != self._key:
-                    begun = 0
-                    continue
-                piece += 1
-                total += self._length
-                if self._kind & _LAST:
-                    found = begun
-                    break
+                    length = self._measure(_MESSAGE, found, place)
             for lost in range(seq, min(found, window_end)):
                 self._lengths[lost & 31] = 0
-            if begun and found < window_end:
+            if length and found < window_end:
                 self._places[found & 31] = place
-                self._lengths[found & 31] = total
+                self._lengths[found & 31] = length
                 found += 1
                 self._cursor_sector = sector
                 self._cursor_at = at

@@ -494,23 +494,10 @@ class Recovery:
         j._held = held = Held(j)
         held.in_head = self._in_head
         for key, place in self._places:
-            sector = place // j._sector_bytes
-            at = place % j._sector_bytes
-            length = piece = 0
-            j._skipped = 0
-            while j._next(sector, at) and not j._skipped:
-                sector = j._sector
-                at = j._record_end
-                if j._kind & _TYPE == _HELD and j._key == key:
-                    if j._seq != piece:
-                        j._skipped = j._seq  # piece 0: it was not complete at a clean end, and began again later
-                        break
-                    piece += 1
-                    length += j._length
-                    if j._kind & _LAST:
-                        held.add(key, place, length)
-                        break
-            if j._skipped and not held.held_length(key):
+            length = j._measure(_HELD, key, place)
+            if length:
+                held.add(key, place, length)
+            elif j._skipped and not held.held_length(key):
                 j.damaged += 1
 
     # --- continuing ---
