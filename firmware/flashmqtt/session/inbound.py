@@ -70,7 +70,7 @@ class Inbound:
         self._awaited: "list[Any]" = []  # packet ids of this connection with PUBREC sent and no PUBREL yet
         self._unheard: "list[Any]" = []  # ids held since an earlier connection, without a packet on this one
         self._awaited_ms = self._unheard_ms = 0  # since when the first of these waits for a packet
-        self._restart_awaited = self._restart_unheard = False  # set that time at the next check
+        self._restart_unheard = False  # set that time at the next check
         self._pinged = False  # a PINGREQ was sent because these are overdue
 
     def receive(self, packet: "Any", now_ms: int) -> "Any":
@@ -89,7 +89,7 @@ class Inbound:
         length = self._store.held_length(key)
         column = _PUBREL_COLUMN
         waiting = session.waiting and session.waiting.held(key)
-        self._note_heard(key)
+        self._note_heard(key, now_ms)
         if packet.packet_type == _PUBREL:
             if waiting:
                 waiting.owed = True  # PUBCOMP follows when it is taken
@@ -125,17 +125,15 @@ class Inbound:
 
     def _acknowledge(self, kind: int, key: int, code: int) -> None:
         if kind == _PUBREC:
-            if not self._awaited:
-                self._restart_awaited = True
             self._awaited.append(key)
         self._session.output.put_ack(kind, key, code)
 
-    def _note_heard(self, key: int) -> None:
+    def _note_heard(self, key: int, now_ms: int) -> None:
         """The broker sent a packet of this flow."""
         awaited = self._awaited
-        if awaited and key in awaited:
-            if awaited[0] == key:
-                self._restart_awaited = True
+        if not awaited or awaited[0] == key:
+            self._awaited_ms = now_ms
+        if key in awaited:
             awaited.remove(key)
         if self._unheard and key in self._unheard:
             self._unheard.remove(key)
@@ -394,9 +392,6 @@ class Inbound:
             overdue = ticks_diff(now_ms, self._unheard_ms) - self._session.response_ms
             if overdue >= 0 and not self._pinged:
                 self._pinged = connection.ping()
-        if self._restart_awaited:
-            self._restart_awaited = False
-            self._awaited_ms = now_ms
         return max(overdue, ticks_diff(now_ms, self._awaited_ms)) if self._awaited else overdue
 
     def pong(self) -> None:
