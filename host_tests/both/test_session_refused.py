@@ -435,7 +435,7 @@ def test_failed_trials_and_their_end_are_noted_once_each():
     for _ in range(2):
         start_trial(broker)
         end_connection(broker, "fin")
-    assert acknowledge_all(broker) == [(1, 2), (2, 2), (0, 3), (255, 0)]
+    assert acknowledge_all(broker) == [(1, 2), (2, 2), (0, 3), (255, 255)]
 
 
 @pytest.mark.req("R3")

@@ -123,7 +123,7 @@ class Session:
         # May the broker's session be from before the last restart? With a store in RAM, the session continues whatever session
         # the broker has, and only the level is noted.
         self._may_be_older = getattr(store, "volatile", False)
-        self.remember = remember and not self._may_be_older
+        self.remember = remember
         self.adopted: "Any" = None  # `adopted.Adopted`, if the broker's session may be that old
         self._direct = True  # `publish` may put a message itself
         self.max_qos = self.qos_limit = max_qos  # qos_limit: the QoS that the broker allows (5: Maximum QoS)
@@ -185,14 +185,10 @@ class Session:
 
                 refuse_level(noted)
             # Inverted CRCs are not valid; they are again if the session returns to its other level without a connection.
-            self.note = fresh = bytearray(self.note)
-            for i in range(4, 12):
-                fresh[i] ^= _BLANK
-            fresh[0] = _LEVEL_5 if level == _LEVEL_5 else 4
-            fresh[1] = 0
-            fresh[2] = _BLANK
-            if remember:  # write it now: messages may be stored before the first connection
-                self.replace_note(fresh)
+            crcs = [octet ^ _BLANK for octet in self.note[4:]]
+            # Write it now: messages may be stored before the first connection.
+            self.change_note(0, [_LEVEL_5 if level == _LEVEL_5 else 4, 0, _BLANK, _BLANK] + crcs)
+        self.remember = remember and not self._may_be_older
         if store.held():
             self.load_inbound()
         store.on_drop = self._dropping
@@ -265,15 +261,11 @@ class Session:
     def write_note(self, client_id: "Any", broker: "Any") -> None:
         """Note that this broker's session for this client id began with this store."""
         if not self.has_note(client_id, broker):
-            self.replace_note(bytes((self.level, 0, _BLANK, _BLANK)) + _crc(client_id) + _crc(broker))
+            self.change_note(0, bytes((self.level, 0, _BLANK, _BLANK)) + _crc(client_id) + _crc(broker))
 
     def keep_step(self, value: "Any") -> None:
         """Keep the backoff's step across power cuts."""
-        self._note_step(min(value, _IN_NOTE - 1) | self.note[1] & _IN_NOTE)
-
-    def _note_step(self, value: "Any") -> None:
-        if self.remember and value != self.note[1]:
-            self.replace_note(self.note[:1] + bytes((value,)) + self.note[2:])
+        self.change_note(1, (min(value, _IN_NOTE - 1) | self.note[1] & _IN_NOTE,))
 
     def keep_doubt(self, unanswered: bool) -> None:
         """Keep across power cuts whether messages past PUBREC are in doubt.
@@ -288,7 +280,7 @@ class Session:
         for seq in self._past_pubrec():
             if unanswered or self.states[seq & 31] & _DOUBTFUL:
                 value |= _IN_NOTE
-        self._note_step(value)
+        self.change_note(1, (value,))
 
     def _past_pubrec(self) -> "list[int]":
         """Return the unfinished messages whose PUBREC has arrived."""
@@ -297,9 +289,14 @@ class Session:
         window = range(low, min(store.next_seq, low + _WINDOW))
         return [seq for seq in window if store.is_marked(seq) and not store.is_finished(seq)]
 
-    def replace_note(self, note: "Any") -> None:
-        """Write a note."""
+    def change_note(self, at: int, octets: "Any") -> None:
+        """Set these bytes of the note; write it, if that changes it."""
+        note = bytearray(self.note)
+        note[at : at + len(octets)] = bytes(octets)
+        changed = note != self.note
         self.note = note
+        if not changed or not self.remember:
+            return
         try:
             self.store.write_note(note)
         except StoreWorn:

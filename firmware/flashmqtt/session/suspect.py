@@ -65,7 +65,7 @@ _PING_3_ANSWERED = const(8)  # it is answered, too: the broker works, and does n
 
 _SETTLE_MS = const(1000)
 _SILENT_MS = const(5000)
-_NO_SUSPECT = const(0xFF)  # in the note: no suspect
+_NO_SUSPECT = const(0xFF)  # in the note, twice: no suspect
 _PING_BYTES = const(8)  # room for a PINGREQ, with a margin
 
 
@@ -75,7 +75,7 @@ def remembered(session: "Any") -> None:
     if session.refuse_after and seq < session.store.next_seq and seq & 255 == session.note[3]:
         session.suspect = Suspect(session, seq, session.note[2])
     else:  # the suspect is done
-        _write_trials(session, _NO_SUSPECT, 0)
+        session.change_note(2, (_NO_SUSPECT, _NO_SUSPECT))
 
 
 def found(session: "Any", seq: int, again: bool) -> None:
@@ -83,14 +83,7 @@ def found(session: "Any", seq: int, again: bool) -> None:
     if again:
         session.suspect = Suspect(session, seq, 0)
     else:
-        _write_trials(session, 0, seq)
-
-
-def _write_trials(session: "Any", trials: "Any", seq: int) -> None:
-    """Write the number of a message's failed trials into the note; _NO_SUSPECT: there is no suspect."""
-    note = session.note
-    if session.remember and (note[2] != trials or (note[3] != seq & 255 and trials != _NO_SUSPECT)):
-        session.replace_note(bytes(note[:2]) + bytes((trials, seq & 255)) + bytes(note[4:]))
+        session.change_note(2, (0, seq & 255))
 
 
 class Suspect:
@@ -193,7 +186,7 @@ class Suspect:
                     self._counted_seq = self._seq
                     self._trials = 0
                 self._trials += 1
-                _write_trials(session, self._trials, self._seq)
+                session.change_note(2, (self._trials, self._seq & 255))
                 if self._trials >= session.refuse_after:
                     self._set_aside(code)
 
@@ -239,7 +232,7 @@ class Suspect:
         """The broker has accepted the message: set its failed trials to 0."""
         if self._trials and self._seq == self._counted_seq:
             self._trials = 0
-            _write_trials(self._session, 0, self._seq + 1)
+            self._session.change_note(2, (0, self._seq + 1 & 255))
 
     def _end_suspicion(self) -> None:
         """All messages that were in flight are done: end the suspicion."""
@@ -247,7 +240,7 @@ class Suspect:
         if self._stage != _IDLE:
             session.quota = self._quota
         session.suspect = None
-        _write_trials(session, _NO_SUSPECT, 0)
+        session.change_note(2, (_NO_SUSPECT, _NO_SUSPECT))
 
     def _trial_result(self, error: "Any") -> "Any":
         """Return the code with which this trial has failed, or 0 if it has not."""
