@@ -4,10 +4,8 @@ FORMAT.md, "Damage". This module is loaded when such a thing happens.
 """
 
 from flashmqtt.compat import TYPE_CHECKING, const
-from flashmqtt.errors import FlashFailed, StoreCorrupt, StoreError, StoreForeign, StoreWorn, UsageError
+from flashmqtt.errors import FlashFailed, StoreError, StoreWorn, UsageError
 from flashmqtt.fast import raw_fill
-
-from .journal import DROP_NEWEST, DROP_OLDEST, REFUSE
 
 if TYPE_CHECKING:
     from typing import Any  # noqa: TID251
@@ -21,38 +19,6 @@ _TYPE = const(15)
 _SEQUENCE_LIMIT = const(0x3FFFFFFF)
 _AFTER_CLOSE = const(2)
 _INTERRUPTED = const(3)
-
-
-def refuse_mount(region: "Any", policy: object) -> None:
-    """Refuse a region on which no journal can be, or a policy.
-
-    Raises:
-        StoreForeign: encrypted flash. UsageError: in all other cases.
-    """
-    if not hasattr(region, "sectors"):
-        raise UsageError("region %r: such as board.journal_region(16)" % (region,))
-    if policy not in (REFUSE, DROP_OLDEST, DROP_NEWEST):
-        raise UsageError("policy %r: REFUSE, DROP_OLDEST or DROP_NEWEST" % (policy,))
-    if not region.reads_blank:
-        raise StoreForeign("no journal on encrypted flash")
-    raise UsageError("a journal needs pages of up to 256 bytes, 4 sectors or more of 1 to 32 KB")
-
-
-def refuse_journal(why: str, values: "Any") -> None:
-    """Refuse what is on a region: no journal can be recovered there, or begun."""
-    if why == "worn":
-        raise StoreWorn("no sector can be written")
-    if why == "moved":
-        raise StoreCorrupt("sectors were moved")
-    if why == "unreadable":
-        raise StoreCorrupt("no sector of this journal can be read")
-    if why == "high":
-        raise StoreCorrupt("next message %d, boot %d: too high" % values)
-    if why == "version":
-        raise StoreForeign("the journal has version %d, this code reads version 2" % values)
-    if why == "size":
-        raise StoreForeign("a journal of %d sectors of %d bytes" % values)
-    raise StoreForeign("sector %d, offset %d: not a journal, and not blank" % values)
 
 
 def refuse_write(journal: "Any") -> None:

@@ -14,7 +14,7 @@ from struct import pack_into, unpack_from
 
 from flashmqtt import journal
 from flashmqtt.compat import TYPE_CHECKING, const
-from flashmqtt.errors import FlashFailed, StoreCorrupt, StoreForeign, StoreWorn
+from flashmqtt.errors import FlashFailed, StoreCorrupt, StoreForeign, StoreWorn, UsageError
 from flashmqtt.fast import copy, is_blank, raw_crc32, raw_fill
 
 from .journal import _COMPILED, DROP_NEWEST, DROP_OLDEST, MAGIC, REFUSE
@@ -51,19 +51,16 @@ def mount(j: "Any", region: "Any", policy: int, wipe: bool, feed: "Callable[[], 
 
     As .mpy, this module is removed from memory afterwards.
     """
-    size = getattr(region, "sector_bytes", 0)
-    if (
-        not 1024 <= size <= 0x8000
-        or size & (size - 1)
-        or _PAGE % region.page_bytes
-        or not 4 <= region.sectors < _NONE
-        or policy not in (REFUSE, DROP_OLDEST, DROP_NEWEST)
-        or not region.reads_blank
-    ):
-        from .faults import refuse_mount
-
-        refuse_mount(region, policy)
+    if not hasattr(region, "sectors"):
+        raise UsageError("region %r: such as board.journal_region(16)" % (region,))
+    if policy not in (REFUSE, DROP_OLDEST, DROP_NEWEST):
+        raise UsageError("policy %r: REFUSE, DROP_OLDEST or DROP_NEWEST" % (policy,))
+    if not region.reads_blank:
+        raise StoreForeign("no journal on encrypted flash")
     n = region.sectors
+    size = region.sector_bytes
+    if not 1024 <= size <= 0x8000 or size & (size - 1) or _PAGE % region.page_bytes or not 4 <= n < _NONE:
+        raise UsageError("a journal needs pages of up to 256 bytes, 4 sectors or more of 1 to 32 KB")
     j.region = region
     j.policy = policy
     j.on_drop = None
@@ -167,11 +164,6 @@ class Recovery:
             self._check_foreign(j)
         self._begin(j)
 
-    def _refuse(self, why: str, *values: int) -> None:
-        from .faults import refuse_journal
-
-        refuse_journal(why, values)
-
     # --- headers ---
 
     def _read_headers(self, j: "Any") -> None:
@@ -191,17 +183,17 @@ class Recovery:
                 version = own
             elif header_end(page) and max(seq, first) <= _SEQUENCE_LIMIT:
                 if sectors != self._sectors or shift != j._shift:
-                    self._refuse("size", sectors, 1 << shift)
+                    raise StoreForeign("a journal of %d sectors of %d bytes" % (sectors, 1 << shift))
                 # Nearly always, the sector before is the neighbour.
                 if (1 < before_seq == j._seqs[sector - 1] and before != sector - 1) or (
                     before == _NONE and tail != sector
                 ):
-                    self._refuse("moved")
+                    raise StoreCorrupt("sectors were moved")
                 j._seqs[sector] = seq
                 j._first[sector] = first
                 copy(self._links, 8 * sector, page, 52, 8)
         if version >= 0 and not any(j._seqs):
-            self._refuse("version", version)
+            raise StoreForeign("the journal has version %d, this code reads version 2" % version)
 
     def _newest(self, j: "Any") -> int:
         """Return the sector that counts with the highest sequence, or -1."""
@@ -302,7 +294,7 @@ class Recovery:
                 j.next_seq = max(j.next_seq, seq + 1)
         # Each mount takes a sector sequence.
         if not j.floor <= j.next_seq <= _SEQUENCE_LIMIT or (j.dropped | j.damaged) >> 31 or j.boot > j._ring_seq:
-            self._refuse("high", j.next_seq, j.boot)
+            raise StoreCorrupt("next message %d, boot %d: too high" % (j.next_seq, j.boot))
         # The totals of this boot stay below 2^31.
         j.dropped = min(j.dropped, _SEQUENCE_LIMIT)
         j.damaged = min(j.damaged, _SEQUENCE_LIMIT)
@@ -526,7 +518,7 @@ class Recovery:
                 j._free -= 1
                 return
             j._retire(sector)
-        self._refuse("worn")
+        raise StoreWorn("no sector can be written")
 
     def _stage(self, j: "Any", i: int, sector: int) -> None:
         """Write the first record into the journal's output."""
@@ -542,7 +534,9 @@ class Recovery:
                 j._load(sector * j._sector_bytes + at)
                 if not is_blank(j._page, 0, _PAGE) and any([~j._page[i] & j._out[i] for i in range(_PAGE)]):
                     j.region.read(sector * j._sector_bytes + at, j._page)  # FlashFailed, if it can't be read
-                    self._refuse("unreadable" if self._magic else "foreign", sector, at)
+                    if self._magic:
+                        raise StoreCorrupt("no sector of this journal can be read")
+                    raise StoreForeign("sector %d, offset %d: not a journal, and not blank" % (sector, at))
                 raw_fill(j._out, _PAGE, 0xFF, 0)
 
     def _wipe(self, j: "Any") -> None:
