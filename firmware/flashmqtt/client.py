@@ -662,15 +662,13 @@ class Client:
         """
         link = self.link
         session = self.session
-        deadline = 0
         if timeout_ms:
             if not _isinstance(timeout_ms, int) or timeout_ms > _LONGEST_WAIT_MS:
                 self._refuse(timeout_ms)
-            begin_ms = ticks_ms()
-            deadline = ticks_add(begin_ms, timeout_ms)
+            start_ms = ticks_ms()
             # All received bytes were read: wait for the socket, unless received messages wait for a handler.
             if link.drained and not (link.handling or link.output.end or (session.waiting and session.waiting.entries)):
-                left = link.wait_ms - ticks_diff(begin_ms, link.stepped_ms)
+                left = link.wait_ms - ticks_diff(start_ms, link.stepped_ms)
                 if left > 0 and not self.errors:
                     self._wait(left if left < timeout_ms else timeout_ms)
         while True:
@@ -731,8 +729,8 @@ class Client:
                 self._raise()
             if handled or not timeout_ms:
                 return handled
-            left = ticks_diff(deadline, ticks_ms())
-            if timeout_ms < 0 or left <= 0:
+            left = timeout_ms - ticks_diff(ticks_ms(), start_ms)
+            if left <= 0:
                 return 0
             self._wait(left)
 
@@ -891,17 +889,18 @@ class Client:
         if wait <= 0:
             return
         sock = link.polled
-        if sock is not self._polled and self._polled is not None:
-            # The registered socket is closed. On some ports a poller can't unregister it: make a new poller.
-            self._poller = _poll()
-            self._polled = None
+        if sock is not self._polled or link.events != self._polled_events:
+            if sock is not self._polled and self._polled is not None:
+                # The registered socket is closed. On some ports a poller can't unregister it: make a new poller.
+                self._poller = _poll()
+                self._polled = None
+            if sock:
+                self._poller.register(sock, link.events)
+                self._polled = sock
+                self._polled_events = link.events
         if not sock:
             _sleep_ms(wait)
             return
-        if sock is not self._polled or link.events != self._polled_events:
-            self._poller.register(sock, link.events)
-            self._polled = sock
-            self._polled_events = link.events
         if _IPOLL:
             for _ in self._poller.ipoll(wait):  # type: ignore[attr-defined]  # allocates nothing
                 pass

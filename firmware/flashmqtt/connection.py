@@ -278,7 +278,7 @@ class Connection:
                 else:  # all but the packet id is as in the last PUBLISH
                     session.handed_id = decoder.packet_id
                     session.handed = _PUBACK if decoder.qos else 0
-                if session.waiting is None or not session.waiting.is_duplicate():
+                if not session.waiting or not session.waiting.is_duplicate():
                     return MESSAGE
             elif kind == _PUBACK or kind == _PUBCOMP or kind == _PUBREC:
                 event = self._acknowledged(decoder, now_ms)

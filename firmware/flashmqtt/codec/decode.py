@@ -165,15 +165,15 @@ class Decoder:
         at = self.at
         left = self.stop - at
         buf = self.buffer
-        if left > 3 and not self.streamed:
+        if left > 3:
             # PUBACK, the most frequent packet.
-            if buf[at] == 0x40 and buf[at + 1] == 2 and self.level != 5:
+            if buf[at] == 0x40 and buf[at + 1] == 2 and self.level != 5 and not self.streamed:
                 self.packet_id = left = buf[at + 2] << 8 | buf[at + 3]
                 if left:
                     self.at = at + 4
                     self.packet_type = 4
                     return 4
-            # A PUBLISH with the flags, the length and the topic of the last one.
+            # A PUBLISH with the flags, the length and the topic of the last one, which was not streamed.
             elif (
                 self._last_length <= left and self._last_bytes and raw_run(buf, self._last, self._last_bytes, at, 0, 0)
             ):

@@ -689,10 +689,8 @@ class Session:
         elif kind:
             self.inbound.discard_handed()
         self.handed = 0
-        if not kind:
-            return
-        if kind == _ORPHAN:
-            if self.unsynced:  # no acknowledgement follows that makes this durable
+        if kind <= _ORPHAN:
+            if kind and self.unsynced:  # no acknowledgement follows that makes this durable
                 self.sync()
             return
         output = self.output
