@@ -662,20 +662,20 @@ class Client:
         """
         link = self.link
         session = self.session
+        if link.handling:
+            self._refuse(False)
+        if session.busy:  # before the `try`: the call that this one interrupts stays busy
+            self._refuse(None)
         if timeout_ms:
             if not _isinstance(timeout_ms, int) or timeout_ms > _LONGEST_WAIT_MS:
                 self._refuse(timeout_ms)
             start_ms = ticks_ms()
             # All received bytes were read: wait for the socket, unless received messages wait for a handler.
-            if link.drained and not (link.handling or link.output.end or (session.waiting and session.waiting.entries)):
+            if link.reads < 0 and not (link.output.end or (session.waiting and session.waiting.entries)):
                 left = link.wait_ms - ticks_diff(start_ms, link.stepped_ms)
                 if left > 0 and not self.errors:
                     self._wait(left if left < timeout_ms else timeout_ms)
         while True:
-            if link.handling:
-                self._refuse(False)
-            if session.busy:  # before the `try`: the call that this one interrupts stays busy
-                self._refuse(None)
             begin_ms = now_ms = ticks_ms()
             handled = 0
             if session.waiting and session.waiting.entries:

@@ -104,8 +104,7 @@ class Link:
         self._state = _STOPPED
         self._since_ms = 0  # its begin; for _DOWN, its end; for _UP, when OPEN began
         self._check_ms = 0  # when to call `check`
-        self._reads = 0  # in this `step`
-        self.drained = False  # the last read emptied the socket: read when it is ready
+        self.reads = 0  # in this `step`; -1: the last read emptied the socket, read when it is ready
         self._stuck = False
         self._stuck_ms = 0
         self._unproved = False  # this connection has neither delivered a message nor lasted `lasting_ms`
@@ -185,9 +184,9 @@ class Link:
         if self._state != _UP:
             event = self._connect(now_ms)
         else:
-            n = self._reads
-            # If it was drained, no received packet is left: read first.
-            event = NOTHING if self.drained else self._process(now_ms)
+            n = self.reads
+            # If the socket was emptied, no received packet is left: read first.
+            event = NOTHING if n < 0 else self._process(now_ms)
             while event != MESSAGE:
                 if event == NOTHING:
                     # What `write` and `has_more` do first: a call takes 20 us.
@@ -210,21 +209,20 @@ class Link:
                             session.reported = 0
                             n = _READS  # more reports may wait
                         self.wait_ms = 0 if n == _READS else wait
-                        self.drained = n == _READ_OUT
-                        self._reads = 0
+                        self.reads = -1 if n == _READ_OUT else 0
                         break
                     event = self._read_from(self.sock)
                     if event:
                         self.connection.received_ms = now_ms
-                    elif event is not None:
-                        raise ConnectionLost(CLOSED_BY_PEER)
-                    # A short read has emptied the socket. With TLS more may be decrypted, unseen by poll.
-                    self._reads = n = n + 1 if event == 2 or (event and self._tls) else _READ_OUT
-                    if event or self.drained:
-                        self.drained = False
+                        # A short read has emptied the socket. With TLS more may be decrypted, unseen by poll.
+                        self.reads = n = n + 1 if event == 2 or self._tls else _READ_OUT
                         event = self._process(now_ms)
+                    elif event is None:
+                        event = n < 0  # the received packets are not processed yet
+                        self.reads = n = _READ_OUT
+                        event = self._process(now_ms) if event else NOTHING
                     else:
-                        event = NOTHING
+                        raise ConnectionLost(CLOSED_BY_PEER)
                 elif event == DELIVERED:
                     if ticks_diff(now_ms, output.sent_ms) >= _BATCH_MS and session.has_more():
                         self.flush(now_ms)  # refill the window now: the other answers take time
@@ -466,8 +464,7 @@ class Link:
 
     def _close(self) -> None:
         self._unproved = self._stuck = False
-        self._reads = 0
-        self.drained = False
+        self.reads = 0
         self.events = 0
         self.shaking = None
         try:
