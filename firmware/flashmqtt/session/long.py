@@ -52,6 +52,7 @@ class Long:
         self._session = session
         for name in ("longest_hold", "hold_begin", "hold_extend", "hold_abandon"):  # as in `Inbound`
             getattr(session.store, name)
+        session.load_message()
         self._way = _NONE
         self.topic = ""
         self.key = 0

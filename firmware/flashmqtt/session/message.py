@@ -77,7 +77,7 @@ def show(session: "Any", packet: "Any") -> None:
 
     Below QoS 2 the packet id and DUP do not identify a duplicate [MQTT-3.3.1-3]; 5: [MQTT-4.3.2-5].
     """
-    message = session.load_message()
+    message = session.message
     message.buffer = message.topic_buffer = packet.buffer
     message.topic_start = packet.topic_start
     message.topic_end = packet.topic_end
@@ -90,10 +90,10 @@ def show(session: "Any", packet: "Any") -> None:
     message.dup = packet.dup
     if packet.topic_alias:
         session.five.resolve(packet, message)
-    packet.moved = session.chunks  # last: Ctrl-C may end this half-way
+    packet.moved = chunks = session.chunks  # last: Ctrl-C may end this half-way
     session.handed_id = packet.packet_id
     session.handed = _PUBACK if packet.qos else 0
-    if session.chunks:
+    if chunks:
         message.offset = packet.payload_offset
         message.total = packet.payload_total
         message.more = packet.more

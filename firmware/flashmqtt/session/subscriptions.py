@@ -41,6 +41,8 @@ ENDED = const(6)
 class Subscription:
     """A topic filter, what was requested for it, and the broker's answer."""
 
+    again_ms = 0  # when to ask again after a refusal; few objects set it
+
     def __init__(
         self,
         filter_: "bytes | bytearray | memoryview",
@@ -57,18 +59,15 @@ class Subscription:
         self.code = 0  # the granted QoS, or the refusal; after UNSUBSCRIBE, UNSUBACK's reason code
         self.refusals = 0  # how often it was refused in a row
         self.unanswered = 0  # how many connections failed since a request for it, without an answer
-        self.again_ms = 0  # when to ask again after a refusal
 
     def takes(self, message: "Any") -> "Any":
-        """Return whether there is a handler and the filter matches the message's topic."""
-        if not self.handler:
-            return False
+        """Return the handler if there is one and the filter matches the message's topic."""
         # (Not more than four locals: see `Client._dispatch`.)
         start = message.topic_start
         n = message.topic_end - start
         if n == _len(self.filter) and raw_run(message.topic_buffer, self.filter, n, start, 0, 0):  # no wildcards
-            return True
-        return covers(self.filter, message.topic_buffer, start, start + n)
+            return self.handler
+        return self.handler and covers(self.filter, message.topic_buffer, start, start + n)
 
     def decline(self, code: int, now_ms: int) -> None:
         """The broker refused: ask again later. A refused UNSUBSCRIBE is not repeated."""
