@@ -19,8 +19,6 @@ from .connection import (
     DISCONNECTED,
     DROPPED,
     IN_DOUBT,
-    MESSAGE,
-    NOTHING,
     OPEN,
     OVERSIZE,
     REFUSED,
@@ -62,6 +60,9 @@ except ImportError:  # CPython
 _ABSENT = object()
 _TAKEN = const(-2)  # all handlers have finished with the message, which is being acknowledged
 _LEVEL_5 = const(5)
+# Events: `connection.py`.
+_NOTHING = const(0)
+_MESSAGE = const(3)
 _POLLIN = const(1)  # the link's events when its output is empty
 # A board needs 5 us longer to find a builtin than to find a global.
 _isinstance = isinstance
@@ -684,13 +685,13 @@ class Client:
                 try:
                     while True:
                         event = self._step(now_ms)
-                        if event == NOTHING:
+                        if event == _NOTHING:
                             if link.wait_ms > 0 or not link.sock or ticks_diff(now_ms, begin_ms) >= _SLICE_MS:
                                 break
                         else:
                             link.handling = True
                             session.busy = False
-                            if event == MESSAGE:
+                            if event == _MESSAGE:
                                 if self._dispatch():
                                     handled += 1
                             elif event == DELIVERED:
@@ -882,7 +883,8 @@ class Client:
     def _wait(self, left_ms: int) -> None:
         """Wait until the socket is ready, the link has something to do, or the time is over."""
         link = self.link
-        wait = link.wait_ms if link.wait_ms < left_ms else left_ms
+        wait = link.wait_ms
+        wait = wait if wait < left_ms else left_ms
         if link.feed:
             link.feed()
             wait = min(wait, _SLICE_MS)

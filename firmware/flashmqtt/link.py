@@ -14,8 +14,6 @@ from .connection import (
     CONNECTED,
     DELIVERED,
     DISCONNECTED,
-    MESSAGE,
-    NOTHING,
     OPEN,
     OUTPUT,
     RESTART,
@@ -37,6 +35,10 @@ _HOSTED = not hasattr(socket.socket, "readinto")
 
 # What ends the connection.
 _WORLD = (OSError, ConnectionLost, MalformedPacket, ProtocolError, ConnectRefused)
+
+# Events: `connection.py`.
+_NOTHING = const(0)
+_MESSAGE = const(3)
 
 # States.
 _STOPPED = const(0)  # not to be connected
@@ -186,9 +188,9 @@ class Link:
         else:
             n = self.reads
             # If the socket was emptied, no received packet is left: read first.
-            event = NOTHING if n < 0 else self._process(now_ms)
-            while event != MESSAGE:
-                if event == NOTHING:
+            event = _NOTHING if n < 0 else self._process(now_ms)
+            while event != _MESSAGE:
+                if event == _NOTHING:
                     # What `write` and `has_more` do first: a call takes 20 us.
                     if (
                         output.end
@@ -220,7 +222,7 @@ class Link:
                     elif event is None:
                         event = n < 0  # the received packets are not processed yet
                         self.reads = n = _READ_OUT
-                        event = self._process(now_ms) if event else NOTHING
+                        event = self._process(now_ms) if event else _NOTHING
                     else:
                         raise ConnectionLost(CLOSED_BY_PEER)
                 elif event == DELIVERED:
@@ -236,7 +238,7 @@ class Link:
                     else:
                         event = self._process(now_ms)
                         continue
-                    event = NOTHING
+                    event = _NOTHING
                     break
                 elif event == RESTART:
                     self._state = _ENDING
@@ -251,7 +253,7 @@ class Link:
                         self.reported = True
                         self.connects += 1
                     break
-        session.busy = event != NOTHING  # until the caller handles it: a timer must not make the next step before
+        session.busy = event != _NOTHING  # until the caller handles it: a timer must not make the next step before
         return event
 
     def ended(self, error: "Any", now_ms: int) -> None:
@@ -364,7 +366,7 @@ class Link:
         elif self.disconnect(0, None, now_ms):
             self._retry_at(now_ms)
             self._close()
-        return NOTHING
+        return _NOTHING
 
     def _check(self, now_ms: int) -> "Any":
         """Do what is due; return the ms to the next check."""
