@@ -53,6 +53,8 @@ GAP = 1.75
 GAP_MS = 1000
 """and later than this: a board that reads every 40 ms pauses during flash operations, without a loss."""
 LARGEST = 3.0e38
+MS_BITS = 43
+"""Of a time in milliseconds, up to the year 2248."""
 PARTS = 1 << 16
 
 COLUMNS = ["device", "life", "boot", "name", "unit", "value", "text", "flag", "uptime", "time", "arrival"]
@@ -247,7 +249,7 @@ class Store:
         files = [name for one in commits for name in one.files.get("readings", [])]
         some: list[pa.RecordBatch] = []
         for name in sorted(files, key=lambda name: (bucket_of(name), name)):
-            for batch in self.output.storage.batches(name, COLUMNS, read_dictionary=["device", "name", "unit"]):
+            for batch in self.output.storage.batches(name, COLUMNS, read_dictionary=["device", "name", "unit", "text"]):
                 some.append(batch)
                 if sum(map(len, some)) >= ROWS_AT_ONCE:
                     yield from _whole(some)
@@ -300,7 +302,10 @@ def _add(connection: sqlite3.Connection, rows: pa.RecordBatch, now_us: int) -> N
     """Add some rows of the table `readings`."""
     ms = taken_ms(rows, now_us)
     (devices, device), (names, name) = _texts(rows["device"]), _texts(rows["name"])
-    pairs, series = np.unique(device * len(names) + name, return_inverse=True)
+    code = device * len(names) + name
+    run = intervals.begins(code)  # rows of a series are adjacent: one of each run is enough
+    pairs, of_run = np.unique(code[run], return_inverse=True)
+    series = of_run[np.cumsum(run) - 1]
     keys = [(devices[one // len(names)], names[one % len(names)]) for one in pairs.tolist()]
     chosen = _drawn_of(connection, keys)[series]
     left_out = np.stack([np.bincount(device[which], minlength=len(devices)) for which in (~chosen, ms < 0)], axis=1)
@@ -310,19 +315,17 @@ def _add(connection: sqlite3.Connection, rows: pa.RecordBatch, now_us: int) -> N
         [(part_of(devices[n]), devices[n], *left_out[n].tolist()) for n in np.flatnonzero(left_out.any(axis=1))],
     )
     kept = np.flatnonzero(chosen & (ms >= 0))
-    kept = kept[np.lexsort((ms[kept], series[kept]))]
+    kept = kept[np.argsort((series[kept] << MS_BITS) + ms[kept], kind="stable")]  # mostly sorted: faster than `lexsort`
     ends = kept[np.append(intervals.begins(series[kept])[1:], True)] if len(kept) else kept
-    value = pc.coalesce(rows["value"], rows["flag"].cast(pa.float64()))
-    text = pc.utf8_slice_codeunits(
-        pc.coalesce(rows["text"].cast(pa.string()), rows["flag"].cast(pa.string())), 0, MOST_TEXT
-    )
-    columns = (pa.array(ms), value, rows["unit"].cast(pa.string()), text)
-    newest = [
-        Newest(*one) for one in zip(*(column.take(pa.array(ends)).to_pylist() for column in columns), strict=True)
-    ]
-    number = value.to_numpy(zero_copy_only=False)
+    number = pc.coalesce(rows["value"], rows["flag"].cast(pa.float64()))
+    last = rows.select(["unit", "text", "flag"]).take(pa.array(ends))
+    text = pc.coalesce(last["text"].cast(pa.string()), last["flag"].cast(pa.string()))
+    columns = (number.take(pa.array(ends)), last["unit"].cast(pa.string()), pc.utf8_slice_codeunits(text, 0, MOST_TEXT))
+    newest = [Newest(*one) for one in zip(ms[ends].tolist(), *(one.to_pylist() for one in columns), strict=True)]
+    number = number.to_numpy(zero_copy_only=False)
     drawn = kept[np.isfinite(number[kept])]
-    points = np.ones(len(drawn), POINT)
+    points = np.empty(len(drawn), POINT)
+    points["n"] = 1
     points["series"] = np.searchsorted(series[ends], series[drawn])
     points["first"] = points["last"] = ms[drawn]
     points["mean"] = points["lo"] = points["hi"] = np.clip(number[drawn], -LARGEST, LARGEST)
@@ -364,7 +367,9 @@ def _join(connection: sqlite3.Connection, keys: list[tuple[str, str]], new: np.n
             one = one if one.ms >= old.ms else old
             one = one._replace(unit=one.unit if one.unit is not None else old.unit)
         last.append(one)
-    level = levels(np.concatenate([new, *olds]), len(keys))
+    edge = intervals.begins(new["series"])
+    edge |= np.append(edge, True)[1:]  # each series' first and last point
+    level = levels(np.concatenate([new[edge], *olds]), len(keys))
     whole = _merged(new, olds, level)
     since = np.full(len(keys), np.iinfo(np.int64).min)
     np.maximum.at(since, whole["series"], whole["last"])
