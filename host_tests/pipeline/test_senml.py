@@ -180,6 +180,7 @@ def test_bad_payload_is_refused_with_a_reason_and_others_are_read(payload, reaso
 
 
 UNKNOWN = b'[{"bn":"d/","boot":1,"seq":8,"up":1,"zz":3,"n":"a","v":1}]'
+USUAL = b'[{"bn":"d/","boot":1,"seq":9,"up":1,"n":"a","v":1}]'
 EVERY_LABEL = (
     b'[{"bn":"d/","boot":1,"seq":9,"up":1,"bt":1,"bu":"x","bv":1,"bs":2,"bver":10,"t":1,"ut":3,"s":1,"vd":"AA"}]'
 )
@@ -207,15 +208,30 @@ EVERY_LABEL = (
     ],
 )
 def test_result_of_a_payload_does_not_depend_on_its_batch(payload):
-    """There are two readers of payloads: a quick one and, where that refuses one payload of a block, a strict one."""
+    """There are three readers of payloads: one of plain values, one of any labels, and, where that refuses one, a strict one."""
+    check_in_batches(payload)
 
+
+@pytest.mark.req("P3", "P5")
+@pytest.mark.parametrize("label", [b"seq", b"up", b"v", b"n"])
+def test_value_of_an_unusual_form_gives_the_same_among_usual_ones(label):
+    numbers = (
+        b"01 1. .5 +1 -0 -0.0 1.0 1e2 1E+2 1e-2 1e99 1e100 1e400 0x1F 1_0 NaN inf 123456789012345678901 null true -"
+    )
+    texts = rb'"" "a,b" "a:b" "a]" "{a" "a\"b" "\u0061" "a\t" "a" a "1" "null" "NaN"' + b' "\xc3\xa9" "\xff" "a\x01"'
+    usual = {b"bn": b'"d/"', b"boot": b"1", b"seq": b"1", b"up": b"2", b"n": b'"a"', b"v": b"1"}
+    for value in [*numbers.split(b" "), *texts.split(b" "), b"", b" 1", b'"a b"', b'"a\nb"', b'1}]\n[{"v":2']:
+        check_in_batches(b"[{%b}]" % b",".join(b'"%b":%b' % one for one in (usual | {label: value}).items()))
+
+
+def check_in_batches(payload):
     def becomes(*others):
         packs = read(payload, *others)
         mine = [[one for one in part.to_pylist() if one["row"] == 0] for part in (packs.messages, packs.records)]
         return repr(mine), dict(packs.bad).get(0)
 
     alone = becomes()
-    for others in ([UNKNOWN], [EVERY_LABEL], [b"{"], [UNKNOWN, b"{"], [b"{"] * 40):
+    for others in ([UNKNOWN], [EVERY_LABEL], [b"{"], [UNKNOWN, b"{"], [b"{"] * 40, [USUAL] * 3):
         assert becomes(*others) == alone
 
 

@@ -1,9 +1,11 @@
 """Convert SenML packs (RFC 8428, JSON) to columns, a batch of payloads at a time.
 
-The fast path gives a whole batch to Arrow's JSON reader, one line per payload, with a fixed schema. The reader refuses a
-whole block for one bad row. Then the batch is halved until the blocks with bad payloads are small; `orjson` reads
-their payloads one by one, and gives the reason. So a bad payload costs little time and does not stop the batch. The number
-of rows after parsing is compared with the number before, so that a payload can't add rows to others.
+If most payloads are packs of one record with the same labels in the same order, and with plain values, a regular expression
+checks that, and Arrow's CSV reader reads them in half of the time. Others go to its JSON reader, one line per payload, with a
+fixed schema. That reader refuses a whole block for one bad row. Then the batch is halved until the blocks with bad payloads
+are small; `orjson` reads their payloads one by one, and gives the reason. So a bad payload costs little time and does not
+stop the batch. The number of rows after parsing is compared with the number before, so that a payload can't add rows to
+others.
 
 A pack's first record has the message's identity in our own labels: `life`, `boot`, `seq`, `up` (uptime, s); the device is
 the base name up to its last "/". Boot messages add `first`, `cause`, `dropped`, `since`. Ranges in doubt are in
@@ -24,6 +26,7 @@ import numpy as np
 import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.csv as pcsv
 import pyarrow.json as pj
 
 from .files import is_valid, whole
@@ -49,6 +52,11 @@ RANGE = re.compile(r"[0-9]{1,10}(-[0-9]{1,10})?")
 # and infinity, numbers that become infinity, data after the pack. A valid text may contain these, too. Such payloads are
 # read one by one.
 STRICTLY = rb'_"|\\u005[fF]"|NaN|Inf|[0-9]{50}|[eE]\+?[0-9]{3}|\][ \t\r]*,[ \t\r]*"'
+LABEL = re.compile(rb'"(\w+)":')
+PLAIN = {pa.string(): r'"[^]["{}\\:,\x00-\x1f\x7f-\xff]*"', pa.int64(): "-?(0|[1-9][0-9]{0,17})"}
+PLAIN[pa.float64()] = r"-?(0|[1-9][0-9]{0,15})(\.[0-9]+)?([eE][+-]?[0-9]{1,2})?"
+"""Values that CSV readers and JSON readers read alike, after `TO_CSV` and without the marks."""
+TO_CSV, MARKS = bytes.maketrans(b":", b","), b'[]{}"'
 MOST_BRACKETS = 256  # Arrow's reader is recursive: a payload of many "[" would overflow its stack
 LONGEST_REASON = 200
 NOT_THE_MESSAGE = (MemoryError, ImportError, OSError)
@@ -125,6 +133,8 @@ def _read_block(payloads: pa.Array, rows: np.ndarray, whole: bool) -> list[Packs
 
     A whole batch is first read without the labels that are not in use, and refused for any unknown label.
     """
+    if whole and (found := _read_alike(payloads, rows)):
+        return found
     packs = _parse_block(payloads, CORE | _labels_in_use(payloads), unexpected="error") if whole else None
     if packs is not None and _all_finite(packs):
         return [_resolve(rows, packs)]
@@ -137,6 +147,35 @@ def _read_block(payloads: pa.Array, rows: np.ndarray, whole: bool) -> list[Packs
     if packs is None:
         return [_read_one_by_one(payloads, rows)]
     return [_resolve(rows[~slowly], packs), _read_one_by_one(payloads.filter(suspicious), rows[slowly])]
+
+
+def _read_alike(payloads: pa.Array, rows: np.ndarray) -> list[Packs]:
+    """Read the payloads that have the first one's labels in its order, and then the others; nothing if these are many."""
+    labels = [label.decode() for label in LABEL.findall(payloads[0].as_py() or b"")]
+    kinds = [PLAIN.get(LABELS.get(label)) for label in labels]
+    if None in kinds or len(set(labels)) < max(1, len(labels)):
+        return []
+    values = ",".join(f'"{label}":{kind}' for label, kind in zip(labels, kinds, strict=True))
+    for some in (_sample(payloads), payloads):
+        alike = pc.fill_null(pc.match_substring_regex(some, rf"^\[\{{{values}\}}\]$"), False)
+        if 2 * alike.true_count < len(some):
+            return []
+    lines = pc.binary_join_element_wise(payloads.filter(alike), b"\n", b"").buffers()[2].to_pybytes()
+    names = [name for label in labels for name in (f"{label} ", label)]
+    table = pcsv.read_csv(
+        pa.py_buffer(lines.translate(TO_CSV, MARKS)),
+        read_options=pcsv.ReadOptions(use_threads=False, block_size=len(lines), column_names=names),
+        parse_options=pcsv.ParseOptions(quote_char=False),
+        convert_options=pcsv.ConvertOptions(column_types=LABELS, include_columns=labels, null_values=[]),
+    )
+    records = pa.StructArray.from_arrays([whole(column) for column in table.columns], labels)
+    packs = pa.ListArray.from_arrays(pa.array(np.arange(len(records) + 1, dtype=np.int32)), records)
+    which = alike.to_numpy(zero_copy_only=False)
+    return [_resolve(rows[which], packs), *_read(payloads.filter(pc.invert(alike)), rows[~which])]
+
+
+def _sample(payloads: pa.Array) -> pa.Array:
+    return payloads.take(pa.array(range(0, len(payloads), max(1, len(payloads) // 16))))
 
 
 def _bad(reasons: list[tuple[int, str]]) -> Packs:
@@ -155,8 +194,7 @@ def _together(parts: list[pa.Table], schema: pa.Schema) -> pa.Table:
 
 def _labels_in_use(payloads: pa.Array) -> dict[str, pa.DataType]:
     """Return the optional labels in a sample of the payloads. Reading all unused columns would double the time."""
-    step = max(1, len(payloads) // 16)
-    sample = b"".join(payload.as_py() or b"" for payload in payloads[::step])
+    sample = b"".join(payload or b"" for payload in _sample(payloads).to_pylist())
     return {label: kind for label, kind in LABELS.items() if f'"{label}"'.encode() in sample}
 
 
