@@ -331,6 +331,17 @@ def test_damaged_segment_is_named_and_its_batch_not_committed(spark, landing, ou
     assert Output(str(out)).commits() == []
 
 
+def test_segment_that_cannot_be_opened_is_not_called_damaged(local, five, out):
+    """Its remedy would be to remove the segment, but only another mode, or a disk that is mounted again, is needed."""
+    directory, output = Storage(str(five.directory)), Output(str(out))
+    output.prepare(2)
+    path = five.directory / "c-000000001.parquet"
+    path.unlink()
+    path.symlink_to(path.name)
+    with pytest.raises(OSError, match="levels of symbolic links"):
+        stream.run_batch(local, {"c": 1}, directory, output, 2, "one", 0, found={"c": {1: path.name}})
+
+
 def test_write_error_in_a_worker_is_reported_with_its_own_message(spark, five, out):
     out.mkdir()
     (out / "readings").write_text("in the way")

@@ -164,10 +164,14 @@ class Storage:
         except FileNotFoundError as error:
             raise FileNotFoundError(f"{self.path(name)} is missing: {remedy}") from error
         except (OSError, ValueError, KeyError, TypeError, pa.ArrowException) as error:
-            of_system = isinstance(error, OSError) and (error.errno is not None or not self.local)  # or of the network
-            if of_system or isinstance(error, MemoryError):  # (Arrow's is also an ArrowException)
+            if self.of_system(error):
                 raise
             raise StorageError(f"{self.path(name)} is damaged: {remedy}. ({str(error).strip()})") from error
+
+    def of_system(self, error: Exception) -> bool:
+        """Return whether an error is of the system, the network or the memory, not of a file's content."""
+        of_os = isinstance(error, OSError) and (error.errno is not None or not self.local)
+        return of_os or isinstance(error, MemoryError)  # (Arrow's is also an ArrowException)
 
     def table(self, name: str, columns: Sequence[str] | None = None, **how: Any) -> pa.Table:
         """Read a Parquet file."""

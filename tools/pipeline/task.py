@@ -183,7 +183,7 @@ def _in_order(landing: Storage, paths: Iterable[str], bucket: int, buckets: int)
     begun: dict[str, float] = {}
     files = []
     for (collector, _), path in sorted((segments.parse_name(path) or ("", 0), path) for path in paths):
-        with _damage_named(path), landing.fs.open_input_file(landing.path(path)) as source:
+        with _damage_named(landing, path), landing.fs.open_input_file(landing.path(path)) as source:
             meta = pq.read_metadata(source)
             parquet.check_columns(meta.schema.names)
             begins = limits(meta, "arrival")
@@ -201,7 +201,7 @@ def _rows(landing: Storage, path: str, bucket: int, buckets: int) -> Iterator[pa
     Raises:
         SegmentError: the file is damaged. Each page has a checksum.
     """
-    with _damage_named(path), landing.fs.open_input_file(landing.path(path)) as source:
+    with _damage_named(landing, path), landing.fs.open_input_file(landing.path(path)) as source:
         file = pq.ParquetFile(source, read_dictionary=["collector", "topic"], page_checksum_verification=True)
         for table in parquet.read_bucket(file, bucket, buckets):
             table.validate(full=True)  # the footer has no checksum
@@ -212,11 +212,13 @@ def _rows(landing: Storage, path: str, bucket: int, buckets: int) -> Iterator[pa
 
 
 @contextmanager
-def _damage_named(path: str) -> Iterator[None]:
-    """Convert the errors of reading a segment."""
+def _damage_named(landing: Storage, path: str) -> Iterator[None]:
+    """Convert the errors of reading a segment's content."""
     try:
         yield
     except DAMAGE as error:
+        if landing.of_system(error):
+            raise
         raise segments.SegmentError(
             f"{path}: {str(error).rstrip('.')}. A segment gets its name when it is complete, so this file was damaged, or"
             " another program wrote it: restore it, or remove it from the landing"
