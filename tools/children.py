@@ -14,8 +14,6 @@ started the child, so that thread must live as long as the child. Each child has
 which then ends its children, and killing a child also kills the child's own children.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import ctypes

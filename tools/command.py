@@ -5,8 +5,6 @@ parser.add_argument("--boards", type=number(int, 1, 100), default=10)
 sys.exit(ended(main))
 """
 
-from __future__ import annotations
-
 import argparse
 import errno
 import functools

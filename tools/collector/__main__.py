@@ -4,8 +4,6 @@ SIGTERM or Ctrl-C ends it cleanly: it seals what it received and exits with stat
 nothing is lost: the next start continues from the log.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import os

@@ -11,8 +11,6 @@ read stay in memory, unacknowledged. When the connection is lost, it reconnects 
 This module knows no Parquet: `sealer` seals the closed logs in another process.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import functools

@@ -3,8 +3,6 @@
 This module knows no MQTT and no files; the collector sets the metrics.
 """
 
-from __future__ import annotations
-
 import math
 import sys
 import time

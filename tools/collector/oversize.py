@@ -11,8 +11,6 @@ resends the message. The boards' decoder refuses any other long packet.
 This module knows no session, and of the landing only how packets are decoded.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Callable

@@ -4,8 +4,6 @@ When sealing fails, for example because the disk is full, it reports the failure
 segment is durable.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

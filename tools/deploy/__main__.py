@@ -5,8 +5,6 @@ prints a message and leaves the REPL free. Every file is written under a tempora
 main.py is the last. So a board with half of the files starts to its REPL, never into half a program.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json

@@ -5,8 +5,6 @@ The files omit what a board does not need: modules that only hosts use, and the 
 Files that users wrote are compiled as they stand, with their line numbers.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import gc

@@ -5,8 +5,6 @@ and verifies the certificate against its own trusted authorities. The board gets
 it has no room for all authorities. `ca`, `cert` and `key` name the user's own files.
 """
 
-from __future__ import annotations
-
 import ipaddress
 import re
 import socket

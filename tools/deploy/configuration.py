@@ -5,8 +5,6 @@ the environment or from `config.local.toml`, which git ignores. `config.local.to
 `config.toml`. A secret is never printed.
 """
 
-from __future__ import annotations
-
 import difflib
 import ipaddress
 import json

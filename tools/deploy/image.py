@@ -5,8 +5,6 @@ All output, mpy-cross included, goes into `build/image/BOARD`; nothing is writte
 checks for every tool and source that is needed. The frozen modules are the ones that `make deploy` copies.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import atexit

@@ -1,7 +1,5 @@
 """Write `firmware/package.json`, with which mip installs the sources: `python -m tools.deploy.package`. A test checks it."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

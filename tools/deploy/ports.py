@@ -1,7 +1,5 @@
 """Find the board's serial port, and explain why a port can't be opened."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import grp

@@ -11,8 +11,6 @@ The version is `flashmqtt.__version__`. The same sources give the same bytes: th
 or the folder.
 """
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import io

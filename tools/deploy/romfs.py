@@ -4,8 +4,6 @@ MicroPython (1.25 or newer) mounts the partition at /rom, and imports from /rom 
 partition is rewritten. Its first block is erased first and written last, so an interrupted write leaves nothing to mount.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Mapping
 

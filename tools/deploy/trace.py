@@ -7,8 +7,6 @@ The names are right only if the board has the files that this work tree builds, 
 `board.py` of the user's own keep their names, so the other short names move.
 """
 
-from __future__ import annotations
-
 import ast
 import functools
 import re

@@ -8,8 +8,6 @@
 `host_tests/flash/cut_pico.py` cuts its power. Written for rp2040py 0.3.6. This module knows no journal.
 """
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 from pathlib import Path

@@ -7,8 +7,6 @@ running, the image gets a result that `nor.NorFlash` leaves after a power cut (p
 bits; erase: any bits), the intent is cleared, and the result is True. Otherwise nothing changes, and the result is False.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import random

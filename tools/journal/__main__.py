@@ -6,8 +6,6 @@ region is read from a board. Nothing is written: the states come from the real j
 Exit status: 0: a journal was shown; 1: there is no journal, or it does not mount; 2: the image could not be read.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from pathlib import Path

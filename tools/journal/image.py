@@ -1,7 +1,5 @@
 """Read a journal's bytes from a file or from a board."""
 
-from __future__ import annotations
-
 import binascii
 from pathlib import Path
 

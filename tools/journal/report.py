@@ -4,8 +4,6 @@ There are two readings. This module parses sectors and records itself, by FORMAT
 can show a damaged image, too. The real journal, mounted on a copy in memory, says which messages are waiting, held or finished.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from zlib import crc32

@@ -1,7 +1,5 @@
 """Write a file as a whole: readers see its old content or its new one, never a part of it."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os

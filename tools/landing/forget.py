@@ -4,8 +4,6 @@ This module takes the collectors' locks, so no collector may be running. It does
 object store: the pipeline does that, with `without`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import chain

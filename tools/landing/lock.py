@@ -5,8 +5,6 @@ folder also locks its `.lock`: shared if its subscriptions are shared ones (`$sh
 without shared subscriptions would both store every message.
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 import time

@@ -5,8 +5,6 @@ not count; so these texts must be given. Bytes are searched for every form in wh
 plain, escaped for JSON, HTML or a URL, and inside base64.
 """
 
-from __future__ import annotations
-
 import base64
 import html
 import json

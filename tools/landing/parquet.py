@@ -7,8 +7,6 @@ metadata, from another writer, is read whole and filtered.
 This module knows nothing of Spark, MQTT sessions or logs.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

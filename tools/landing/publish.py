@@ -1,7 +1,5 @@
 """Decode PUBLISH packets that a session has validated: what the log stores (MQTT §3.3)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 QOS_BITS, DUP_BIT, RETAIN_BIT = 0x06, 0x08, 0x01

@@ -8,8 +8,6 @@ new one, because a duplicate is better than a loss.
 Each log begins with the state at the end of the previous log, so a crash does not lose the state.
 """
 
-from __future__ import annotations
-
 import struct
 from collections import deque
 from hashlib import blake2b

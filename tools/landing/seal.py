@@ -7,8 +7,6 @@ any point and repeated: no row is written twice.
 lock, so that no second collector starts while the sealing process of a killed one is still working: it ends after this log.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -7,8 +7,6 @@ names sort. A file with such a name is complete and durable, and never changes. 
 This module loads no Parquet library, so neither does the collector, which only names and lists segments.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import zlib

@@ -15,8 +15,6 @@ messages that are still held. So one file is enough to seal a log, and one file 
 This module knows no network and no Parquet.
 """
 
-from __future__ import annotations
-
 import os
 import secrets
 import time

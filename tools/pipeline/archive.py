@@ -1,7 +1,5 @@
 """`python -m tools.pipeline.archive`: store the classes that Spark's JVM loads, which makes later starts some seconds faster."""
 
-from __future__ import annotations
-
 import datetime
 import os
 import shutil

@@ -4,8 +4,6 @@ Each file has the rows of one bucket. They grow with the fleet. So only the wors
 same time: it deletes a commit's files two batches later. A reader whose files were deleted reads the newest commit.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 

@@ -4,8 +4,6 @@ Each file is searched as raw bytes. Parquet files are also searched by value, in
 gzip and zstd files are also searched after decompression.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -4,8 +4,6 @@ It looks for commits, computes verdict and figures of the newest one, and keeps 
 values from series.py: three kinds of paths. No path is looked up in the file system.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import re

@@ -5,8 +5,6 @@ at most 2.2 %. The offset between a board's uptime and the wall clock is unknown
 counts "arrival minus uptime", minus the batch's smallest such value (`base_us`). The audit applies the offset later.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc

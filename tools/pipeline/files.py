@@ -1,7 +1,5 @@
 """The encoding of the tables' rows in Parquet files."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from typing import Any
 

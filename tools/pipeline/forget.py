@@ -10,8 +10,6 @@ and the run must be stopped. Exit status: 0 if no file contains a name, 1 if a f
 command failed.
 """
 
-from __future__ import annotations
-
 import contextlib
 import difflib
 import json

@@ -13,8 +13,6 @@ The fleet's sums change by the difference between a boot's new row and its old o
 This module uses neither Spark nor files. Its functions map (state, old rows, the batch's tables) to new rows.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import reduce

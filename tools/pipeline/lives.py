@@ -11,8 +11,6 @@ divided into batches. It is plain Python; `placing` uses it only for devices tha
 This module does not use tables, files or Spark.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left, insort
 from typing import NamedTuple
 

@@ -3,8 +3,6 @@
 This module uses neither Spark nor the tables: the run sets the values.
 """
 
-from __future__ import annotations
-
 import math
 import time
 

@@ -1,7 +1,5 @@
 """The options that several commands of the pipeline have."""
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 

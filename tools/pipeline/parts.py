@@ -3,8 +3,6 @@
 The audit's cost depends on the number of rows, so the tallies that a task collected in parts are merged.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

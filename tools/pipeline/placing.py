@@ -5,8 +5,6 @@ new. For all other devices, also those that send no life, `lives.Device` process
 `lives`. This module has conditions under which the rules have only one possible result.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 

@@ -9,8 +9,6 @@ messages are divided into batches.
 This module uses neither Spark nor files.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 

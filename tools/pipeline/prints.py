@@ -7,8 +7,6 @@ are found. So a batch without late copies reads no file, and a batch with recent
 This module does not use Spark.
 """
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Callable
 from functools import partial

@@ -5,8 +5,6 @@ the intervals before and after the batch. So the cost depends on the new rows on
 correct if every batch was. `python -m tools.pipeline.check` reads everything instead.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from functools import reduce
 

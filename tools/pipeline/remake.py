@@ -6,8 +6,6 @@ it makes nothing. The new tables are in another folder; the old ones are not cha
 Exit status: 0 if they agree, 1 if they differ, 2 if it could not run.
 """
 
-from __future__ import annotations
-
 import sys
 
 from tools.command import Failure, ended, filled, named, number

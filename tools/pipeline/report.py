@@ -6,8 +6,6 @@ with the tables. A small fleet's values are in the page (`id="series"`). A large
 which the page loads when it needs them, also from a disk.
 """
 
-from __future__ import annotations
-
 import datetime
 import html
 import sys

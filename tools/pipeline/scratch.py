@@ -5,8 +5,6 @@ directory, and delete them only at a normal end. In a separate folder, another p
 process has locked belongs to a killed process.
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 import shutil

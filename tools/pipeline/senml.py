@@ -13,8 +13,6 @@ the base name up to its last "/". Boot messages add `first`, `cause`, `dropped`,
 labels are ignored, unless they end in "_" (§4.4: must be understood).
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math

@@ -9,8 +9,6 @@ highest value. A series is one reading of one device. It has two sets of points:
 passes. The lengths are powers of two, so points can be merged into longer stretches without the readings.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import json

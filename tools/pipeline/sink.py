@@ -9,8 +9,6 @@ The boots' rows are those of the newest commit, because late messages correct th
 age stay in the database, which has its own retention. Exit status: 0, or 2 if it could not run.
 """
 
-from __future__ import annotations
-
 import argparse
 import csv
 import hashlib

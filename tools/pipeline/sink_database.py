@@ -3,8 +3,6 @@
 `sink.py` copies commits with these calls; `sink_duckdb.py` and `sink_postgres.py` implement them.
 """
 
-from __future__ import annotations
-
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator

@@ -4,8 +4,6 @@ Each row is in the file once, because the same transaction writes rows and posit
 the sink has not read are rows compared with existing ones. Times are in UTC, without a time zone, as in spreadsheets.
 """
 
-from __future__ import annotations
-
 import os
 from contextlib import suppress
 from pathlib import Path

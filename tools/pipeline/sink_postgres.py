@@ -5,8 +5,6 @@ the position. Texts that PostgreSQL can't store are changed: U+0000 becomes U+FF
 are cut, with a digest at the end. (In a database whose encoding does not have U+FFFD, U+0000 becomes "?".)
 """
 
-from __future__ import annotations
-
 import hashlib
 import io
 from typing import Any

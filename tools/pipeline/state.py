@@ -4,8 +4,6 @@ message; and held messages.
 It is loaded from the files of the last commit. Each batch that changes it writes new files.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from functools import cached_property
 from typing import Any

@@ -5,8 +5,6 @@ fleet nor on time: the steps of the histogram of arrivals become longer, rare te
 cut.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

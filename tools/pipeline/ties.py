@@ -5,8 +5,6 @@ its neighbours on both sides have the same clock offset, and no message can arri
 not depend on the order of arrival, and the number of kept ties depends on jumps and gaps, not on messages.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pyarrow as pa
 

@@ -5,8 +5,6 @@ It reads the audit that each batch writes (ledger.py), without Spark, at any tim
 problems in the last line; 2 if there are no tables.
 """
 
-from __future__ import annotations
-
 import argparse
 import datetime
 import errno

@@ -5,8 +5,6 @@ kills the process with SIGKILL and tears the current flash operation. What the b
 of its flash with the journal's own recovery: the expectation comes from what was stored, not from what arrived.
 """
 
-from __future__ import annotations
-
 import json
 import random
 from dataclasses import dataclass

@@ -8,8 +8,6 @@ The collector is the chain's. The loop is its own: `make run` and `make soak` ki
 to do; here kills also come while it starts, under thousands of messages a second, which no virtual boards could publish.
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
 import sys

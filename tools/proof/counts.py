@@ -1,7 +1,5 @@
 """What a long proof counted: `build/NAME.json`, which `make bench` reports."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

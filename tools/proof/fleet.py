@@ -7,8 +7,6 @@ The boards of a fleet behave like ours: each boot begins with a boot message, se
 and a retransmission has the same bytes and DUP. Everything random is a hash of device, message and seed.
 """
 
-from __future__ import annotations
-
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path

@@ -4,8 +4,6 @@ The changes are cosmic-ray's operators, and one that removes a statement. Only C
 that survives shows a missing test, unnecessary code, or a change without effect. Its diff is printed for a person to judge.
 """
 
-from __future__ import annotations
-
 import difflib
 import os
 import random

@@ -3,8 +3,6 @@
 The board's program is `tools.proof.device`. On MicroPython it has the library as a board has it, packed and without source.
 """
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import json

@@ -7,8 +7,6 @@ Exit status: 0 every reading arrived once; 1 a reading is missing or came twice;
 ended early; 130 stopped by Ctrl-C.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import os

@@ -1,7 +1,5 @@
 """One side's flows of QoS 1 and 2 in a session, of a client or a server; with the tests' codec, and without a socket."""
 
-from __future__ import annotations
-
 from tools.proof import packets as p
 
 

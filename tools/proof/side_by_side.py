@@ -3,8 +3,6 @@
 It knows no kind of case: a case is a value whose `str` is its id; a worker is a function that runs it and returns a verdict.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, TypeVar

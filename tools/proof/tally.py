@@ -1,7 +1,5 @@
 """Counts the verdicts of cases, for `faults` and `brokers`; keeps the details of those that failed."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections import Counter

@@ -8,8 +8,6 @@ The chain is that of `make run` and `make soak`. The loop is its own: a wake beg
 moment of the run's progress or time.
 """
 
-from __future__ import annotations
-
 import asyncio
 import sys
 import tempfile

@@ -8,8 +8,6 @@ With `--keep` the figures also go to `results.json` beside this file. That file 
 figures from it (`python -m tools.proof.bench.figures`). Areas that were not measured this time keep their figures there.
 """
 
-from __future__ import annotations
-
 import contextlib
 import datetime
 import importlib

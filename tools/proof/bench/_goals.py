@@ -1,7 +1,5 @@
 """The goals of the figures, which are in goals.toml, and the text of a figure beside its goal."""
 
-from __future__ import annotations
-
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path

@@ -7,8 +7,6 @@ most 256 points for each device's plot. All of these steps are measured, and the
 JSON line per measurement.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import re

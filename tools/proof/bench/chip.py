@@ -9,8 +9,6 @@ The proxy needs no image: the user instructions of the same operations on a unix
 names it. `cycles_each` is the chip's cycles for each instruction of the proxy.
 """
 
-from __future__ import annotations
-
 import ast
 import asyncio
 import os

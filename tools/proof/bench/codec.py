@@ -4,8 +4,6 @@ mqtt_as is on no package registry, so it can't be measured from a clean clone. W
 about half of these.
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 import sysconfig

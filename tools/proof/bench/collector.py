@@ -5,8 +5,6 @@ counts messages. They run in alternating rounds, each in its own process. Measur
 last message (for the collector: to its sync).
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import socket

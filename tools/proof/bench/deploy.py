@@ -1,7 +1,5 @@
 """The time to the first reading: `make deploy` to a virtual board whose first configuration named the wrong broker."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import os

@@ -12,8 +12,6 @@ the rendered page does not show:
 `ledger.pinned_files.heap_32`, `ledger.mpy_bytes` (all modules) and so on.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import sys

@@ -3,8 +3,6 @@
 Everything is counted by the simulated chip (`tools.flashsim.nor`), so nothing here depends on the machine.
 """
 
-from __future__ import annotations
-
 import tempfile
 from pathlib import Path
 

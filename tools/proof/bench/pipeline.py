@@ -5,8 +5,6 @@ measures the cost of one more day after 1, 10 and 100 days. Every job runs in it
 its CPU time and that of all its children, and prints each measurement at once. All processes are ended, also after a timeout.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

@@ -3,8 +3,6 @@
 These runs take minutes to hours, so this area does not repeat them. Each run writes its counts to `build`; this area shows them.
 """
 
-from __future__ import annotations
-
 from tools.proof import counts
 from tools.proof.bench.figures import Bench
 

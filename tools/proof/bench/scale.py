@@ -3,8 +3,6 @@
 Each is the whole run of `python -m tools.pipeline.run` in a process of its own (`_pipeline_jobs`).
 """
 
-from __future__ import annotations
-
 import shutil
 import tempfile
 from pathlib import Path

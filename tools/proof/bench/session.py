@@ -5,8 +5,6 @@ of round trips that a client waits for, and hardly on the machine. The board's s
 only peer here: mqtt_as has no package on PyPI, and pip can't install those of umqtt.simple2 and robust2.
 """
 
-from __future__ import annotations
-
 import ast
 import asyncio
 import contextlib

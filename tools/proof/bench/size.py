@@ -5,8 +5,6 @@ board's words, and most of its heap, are half as large. A 32-bit port is measure
 that has the library frozen if FLASHMQTT_FROZEN32 does.
 """
 
-from __future__ import annotations
-
 from tools.deploy import build
 from tools.proof.bench.codec import peer_path
 from tools.proof.bench.figures import Bench

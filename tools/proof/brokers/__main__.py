@@ -4,8 +4,6 @@ A case that fails prints its id; `--case ID` runs it alone and prints its packet
 1 it did not; 2 it could not be run; 130 stopped by Ctrl-C. Faults of a broker are reported, but are no failure.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import logging

@@ -7,8 +7,6 @@ can't be read: there every deviation counts as the client's.
 It parses with the tests' own codec, and knows no sockets.
 """
 
-from __future__ import annotations
-
 import binascii
 from collections import Counter, defaultdict
 from collections.abc import Sequence

@@ -5,8 +5,6 @@ one user's password. It stays installed: Debian's packages on the machine, npm's
 This module knows no MQTT.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """The table of the results: printed, and written into a page between two marks."""
 
-from __future__ import annotations
-
 import platform
 import time
 from collections import defaultdict

@@ -1,7 +1,5 @@
 """The scenarios of scenarios.toml, which describes their steps; a step is (actor, verb, arguments...)."""
 
-from __future__ import annotations
-
 import json
 import re
 import tomllib

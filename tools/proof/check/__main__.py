@@ -3,8 +3,6 @@
 Every check runs even if an earlier one failed, so that one run shows all failures. They run side by side, and then the tests.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -5,8 +5,6 @@ comment or docstring, a test with @pytest.mark.clause("MQTT-3.3.1-4"), a golden 
 statement of the codec has no test, or if a named statement does not exist. This runs no tests; `make test` does.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import sys

@@ -1,7 +1,5 @@
 """Which tests have a mark, and its arguments. pytest collects all tests and runs none."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import io

@@ -4,8 +4,6 @@ The rules are in `host_tests/requirements.toml`; a test names the rules that it 
 tests; `make test` does.
 """
 
-from __future__ import annotations
-
 import sys
 import tomllib
 from collections import defaultdict

@@ -10,8 +10,6 @@ application as a virtual Pico W with pinned files, against a real broker, in a h
 Debian 13 has such an interpreter: package micropython, architecture i386.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -7,8 +7,6 @@ rule was violated; 2 it could not be run; 130 stopped by Ctrl-C. The counts go t
 details of failing cases go to a file in build/faults-failing/, named by the time when the run began; no run deletes them.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import sys

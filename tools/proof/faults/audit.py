@@ -19,8 +19,6 @@ the broker's. It is also counted so if a PUBCOMP was passed on: the broker may h
 one, before it read the PUBCOMP.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import dataclass, field
 

@@ -4,8 +4,6 @@ Cases run side by side in workers. A worker has one device process for its cases
 broker.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import itertools

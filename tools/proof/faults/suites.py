@@ -3,8 +3,6 @@
 The places come from a trace, so that none is left out when a flow changes.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable

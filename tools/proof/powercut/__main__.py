@@ -12,8 +12,6 @@ build/powercut.json.
 Exit status: 0 every promise was kept; 1 a promise was broken, ids are printed.
 """
 
-from __future__ import annotations
-
 import sys
 import time
 

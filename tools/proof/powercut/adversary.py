@@ -11,8 +11,6 @@ chain. States with the same flash and the same promises are tried once. One run 
 operations: each operation notes the state that a cut would leave. `lives` runs random chains on larger journals.
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import copyreg

@@ -4,8 +4,6 @@ Exit status: 0 every message arrived once, memory does not grow, wear is even; 1
 not be started or ended early; 130 stopped by Ctrl-C.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -7,8 +7,6 @@ broker is killed and started again with what it had persisted, the collector is 
 Every fifth board keeps its power: only a program that runs all the time shows whether its heap grows.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import Coroutine

@@ -20,8 +20,6 @@ sector that is, is random: CHANCE standard deviations are allowed in addition.
 that was sent at QoS 2, and that no segment and no row is missing.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter, defaultdict
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ A board reports its heap itself, after a garbage collection, in its health messa
 the soak, so they went through the whole chain.
 """
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass
 from pathlib import Path
 

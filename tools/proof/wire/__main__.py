@@ -4,8 +4,6 @@ It reads captured traffic (capture.py), finds packets and flows in it (flows.py)
 violations as Parquet; a violation names the broken clause of MQTT 3.1.1. All packets are in memory at once, about 1 KB each.
 """
 
-from __future__ import annotations
-
 import sys
 from collections import Counter
 from collections.abc import Iterator

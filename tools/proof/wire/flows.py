@@ -4,8 +4,6 @@ The packets are read by the tests' own codec: the library's might accept its own
 with the keys of the schemas in `__main__`.
 """
 
-from __future__ import annotations
-
 import zlib
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator

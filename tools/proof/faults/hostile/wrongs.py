@@ -10,8 +10,6 @@ The outcome is one of the words in OUTCOMES. A payload says what may happen to i
 application, "odd" may.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
