@@ -27,15 +27,12 @@ if ON_MICROPYTHON:
     from flashmqtt.flash.pinned import PinnedFiles, PinsLost, PinsRefused, open_or_pin, pin
 
 
-def _only_on_micropython():
-    if not ON_MICROPYTHON:
-        pytest.skip("only MicroPython has VfsLfs2")
-
-
 class Board:
     """A chip with a file system, as stock firmware makes it; `reboot` discards all RAM state."""
 
     def __init__(self, sectors=28, personality="rp2"):
+        if not ON_MICROPYTHON:
+            pytest.skip("only MicroPython has VfsLfs2")
         try:
             vfs.umount(ROOT)
         except (OSError, PowerCut):
@@ -86,6 +83,13 @@ class Board:
         with vfs.VfsLfs2(self.flash, progsize=self.progsize).open(path, "rb") as file:
             return file.read()
 
+    def refuses(self, call, *arguments):
+        """Check that a call raises PinsLost and changes no byte of the chip."""
+        before = self.content()
+        with pytest.raises(PinsLost):
+            call(*arguments)
+        assert self.content() == before
+
     def content(self):
         return [crc32(self.flash.peek(at, SECTOR)) for at in range(0, self.flash.size_bytes, SECTOR)]
 
@@ -112,7 +116,6 @@ def _pin_path(sector):
 @pytest.mark.parametrize("personality", ["rp2", "esp32"])
 @pytest.mark.req("S3")
 def test_new_pins_are_blank_and_programmed_bytes_are_in_the_files(personality):
-    _only_on_micropython()
     board = Board(personality=personality)
     region = board.pinned(5)
     assert (region.sectors, region.sector_bytes) == (5, SECTOR)
@@ -132,7 +135,6 @@ def test_new_pins_are_blank_and_programmed_bytes_are_in_the_files(personality):
 
 @pytest.mark.req("S4", "S6")
 def test_invalid_arguments_and_overwrites_are_refused():
-    _only_on_micropython()
     board = Board()
     region = board.pinned(3)
     before = board.content()
@@ -155,7 +157,6 @@ def test_invalid_arguments_and_overwrites_are_refused():
 @pytest.mark.req("S3", "S4")
 def test_region_and_other_files_do_not_change_each_other(personality, seed):
     """Other files are written, renamed and deleted, with reboots in between; both sides always read back what they wrote."""
-    _only_on_micropython()
     rng = Random(seed)
     board = Board(30, personality)
     region = board.pinned(6)
@@ -257,20 +258,15 @@ MISHAP_NAMES = ["delete", "rename", "swap", "replace", "rewrite", "truncate", "g
 @pytest.mark.parametrize("mishap", MISHAPS, ids=MISHAP_NAMES)
 @pytest.mark.req("S6")
 def test_opening_changed_pins_is_refused_and_writes_nothing(mishap):
-    _only_on_micropython()
     board = Board()
     board.in_use()
     mishap(board)
-    before = board.content()
-    with pytest.raises(PinsLost):
-        board.open()
-    assert board.content() == before
+    board.refuses(board.open)
 
 
 @pytest.mark.parametrize("mishap", MISHAPS, ids=MISHAP_NAMES)
 @pytest.mark.req("S6")
 def test_pins_changed_at_run_time_are_noticed_before_the_next_erase(mishap):
-    _only_on_micropython()
     board = Board()
     region = board.in_use()
     mishap(board)
@@ -286,7 +282,6 @@ def test_pins_changed_at_run_time_are_noticed_before_the_next_erase(mishap):
 @pytest.mark.req("S6")
 def test_block_reused_by_another_file_is_not_programmed(mishap):
     """After the change other files fill the file system; a program to the region's sector must not change any of them."""
-    _only_on_micropython()
     board = Board(24)
     region = board.pinned()
     region.erase(2)
@@ -316,7 +311,6 @@ def test_block_reused_by_another_file_is_not_programmed(mishap):
 @pytest.mark.req("S6")
 def test_program_into_lost_block_without_mark_is_refused(already):
     """A block that now belongs to a file of FF bytes looks like our erased block; only the file system knows the difference."""
-    _only_on_micropython()
     board = Board(24)
     region = board.pinned()
     region.erase(2)
@@ -328,15 +322,11 @@ def test_program_into_lost_block_without_mark_is_refused(already):
             _write("/ff%d" % i, b"\xff" * SECTOR)
         except OSError:
             break
-    before = board.content()
-    with pytest.raises(PinsLost):
-        region.program(2 * SECTOR + 512, _pattern(256))
-    assert board.content() == before
+    board.refuses(region.program, 2 * SECTOR + 512, _pattern(256))
 
 
 @pytest.mark.req("S6")
 def test_damaged_map_is_refused_and_pinning_again_keeps_the_content():
-    _only_on_micropython()
     board = Board()
     region = board.in_use()
     whole = board.fresh("/journal/map")
@@ -346,10 +336,7 @@ def test_damaged_map_is_refused_and_pinning_again_keeps_the_content():
             os.remove(ROOT + "/journal/map")
         else:
             _write("/journal/map", content)
-        before = board.content()
-        with pytest.raises(PinsLost):
-            board.open()
-        assert board.content() == before
+        board.refuses(board.open)
     region = board.pinned()
     for sector in range(4):
         assert _read(region, sector * SECTOR, 256) == _pattern(256, sector)
@@ -357,22 +344,17 @@ def test_damaged_map_is_refused_and_pinning_again_keeps_the_content():
 
 @pytest.mark.req("S6")
 def test_open_or_pin_pins_only_on_the_first_start():
-    _only_on_micropython()
     board = Board()
     region = open_or_pin(board.flash, "/journal", 4, ROOT)
     region.program(2 * SECTOR + 256, _pattern(256))
     assert _read(open_or_pin(board.flash, "/journal", 4, ROOT), 2 * SECTOR + 256, 256) == _pattern(256)
     for path in ("/journal/map", _pin_path(0)):
         os.remove(ROOT + path)
-        before = board.content()
-        with pytest.raises(PinsLost):
-            open_or_pin(board.flash, "/journal", 4, ROOT)
-        assert board.content() == before
+        board.refuses(open_or_pin, board.flash, "/journal", 4, ROOT)
 
 
 @pytest.mark.req("S6")
 def test_directories_among_the_pinned_files_are_kept_or_refused_by_name():
-    _only_on_micropython()
     board = Board()
     for name in ("", "/of the user", "/001"):
         os.mkdir(ROOT + "/journal" + name)
@@ -386,7 +368,6 @@ def test_directories_among_the_pinned_files_are_kept_or_refused_by_name():
 @pytest.mark.req("S1", "S6")
 @pytest.mark.parametrize("count", [3, 5, 8, 1600])
 def test_existing_journal_keeps_its_size_and_messages_whatever_size_is_asked_for(count):
-    _only_on_micropython()
     from flashmqtt.journal.journal import Journal
 
     board = Board(20)
@@ -406,7 +387,6 @@ def test_existing_journal_keeps_its_size_and_messages_whatever_size_is_asked_for
 
 @pytest.mark.req("S6")
 def test_stale_map_is_refused():
-    _only_on_micropython()
     board = Board()
     board.pinned()
     stale = board.fresh("/journal/map")
@@ -415,17 +395,13 @@ def test_stale_map_is_refused():
     _write("/takes-the-blocks", _pattern(5 * SECTOR))
     board.pinned()
     _write("/journal/map", stale)
-    before = board.content()
-    with pytest.raises(PinsLost):
-        board.open()
-    assert board.content() == before
+    board.refuses(board.open)
     assert board.fresh("/takes-the-blocks") == _pattern(5 * SECTOR)
 
 
 @pytest.mark.req("S3", "S6")
 def test_region_reads_the_chip_not_the_file_system_cache():
     """The application's mount may still cache the old content of a pinned block; the region reads the chip."""
-    _only_on_micropython()
     board = Board()
     region = board.pinned()
     with open(ROOT + _pin_path(1), "rb") as file:
@@ -440,7 +416,6 @@ def test_region_reads_the_chip_not_the_file_system_cache():
 
 @pytest.mark.req("S6")
 def test_impossible_pinning_is_refused_and_keeps_other_files():
-    _only_on_micropython()
     board = Board(16)
     files = {"/keep": _pattern(3000)}
     _write("/keep", files["/keep"])
@@ -467,7 +442,6 @@ def test_impossible_pinning_is_refused_and_keeps_other_files():
 
 @pytest.mark.req("S6")
 def test_file_in_the_place_of_the_directory_is_kept_and_named():
-    _only_on_micropython()
     board = Board()
     _write("/journal", b"a note of somebody")
     with pytest.raises(PinsRefused) as refused:
@@ -478,7 +452,6 @@ def test_file_in_the_place_of_the_directory_is_kept_and_named():
 
 @pytest.mark.req("S6")
 def test_pinning_on_a_full_disk_is_refused():
-    _only_on_micropython()
     board = Board(12)
     sizes = [4096, 64]
     for size in sizes:
@@ -503,7 +476,6 @@ class Board2:
 @pytest.mark.parametrize("model", ["nothing", "prefix", "bits", "unreported"])
 @pytest.mark.req("S2", "S6")
 def test_pinning_interrupted_by_power_cut_completes_at_next_start(model):
-    _only_on_micropython()
     board = Board(16)
     _write("/keep", _pattern(3000))
     board.reboot()
@@ -542,7 +514,6 @@ def _steady(region, page):
 
 @pytest.mark.req("S3", "S4")
 def test_pin_checks_cost_no_program_and_no_allocation():
-    _only_on_micropython()
     board = Board()
     region = board.pinned()
     board.flash.reset_counters()
@@ -573,7 +544,6 @@ def _journal_cost(region, flash):
 
 @pytest.mark.req("S3", "S4")
 def test_journal_in_pinned_files_writes_as_often_as_in_partition():
-    _only_on_micropython()
     board = Board(16)
     programs, erases, pinned_read = _journal_cost(board.pinned(6), board.flash)
     board = None
@@ -587,7 +557,6 @@ def test_journal_in_pinned_files_writes_as_often_as_in_partition():
 
 @pytest.mark.req("S6")
 def test_journal_with_lost_pins_refuses_appends_and_can_be_read():
-    _only_on_micropython()
     from flashmqtt.journal.journal import Journal
 
     board = Board(20)
