@@ -152,15 +152,8 @@ def test_acknowledgements_go_out_in_the_order_of_the_messages():
     assert broker.took() == [pubrec(20 - i) if i % 2 else puback(20 - i) for i in range(8)]
 
 
-@pytest.mark.req("Q2")
-@pytest.mark.clause("MQTT-4.3.3-5", "MQTT-4.3.3-6")
-def test_after_pubrec_only_pubrel_is_retransmitted():
-    broker = past_pubrec()
-    broker.drop()
-    assert broker.connect(1) == [pubrel(2)]
-
-
 @pytest.mark.req("Q2", "S1")
+@pytest.mark.clause("MQTT-4.3.3-5", "MQTT-4.3.3-6")
 def test_pubrec_is_durable_before_pubrel_is_sent():
     broker = in_flight(2, CutStore())
     broker.give(pubrec(2))
