@@ -1,19 +1,9 @@
 """Backoff: delays, jitter, cap and reset (requirement B4)."""
 
-import sys
-
 import pytest
 
 from flashmqtt.backoff import Backoff
-
-if sys.implementation.name == "micropython":
-    from micropython import heap_lock, heap_unlock
-else:
-
-    def heap_lock():
-        """Do nothing: CPython has no such lock."""
-
-    heap_unlock = heap_lock
+from heap import heap_lock, heap_unlock
 
 
 def longest(n):

@@ -10,19 +10,10 @@ from flashmqtt.session import long as long_messages
 from flashmqtt.session import waiting
 from flashmqtt.session.ram import RamStore
 from flashmqtt.simple import MQTTClient
+from heap import heap_lock, heap_unlock
 from loopback import Loopback, poll_until
 from test_client import connected
 from wire import CutStore, id_of, publish, pubrel, split, text, whole
-
-try:
-    from micropython import heap_lock, heap_unlock
-except ImportError:  # CPython
-
-    def heap_lock():
-        """Do nothing."""
-
-    heap_unlock = heap_lock
-
 
 FAILURES = (MemoryError, FlashFailed, KeyboardInterrupt)  # of a store
 
@@ -92,18 +83,6 @@ def test_messages_received_before_subscribe_reach_the_later_handler():
     assert seen[0][1] == b"one" and seen.index(("a/1", b"one", 1)) < seen.index(("a/4", b"four", 1))
     assert sorted(acknowledged(broker)) == [1, 2, 3]
     assert broker.connects == 1 and mqtt.session.waiting.entries == [] and mqtt.session.waiting.bytes == 0
-    mqtt.disconnect()
-
-
-@pytest.mark.req("Q3", "R4", "R1")
-def test_setting_on_message_claims_waiting_messages():
-    broker, mqtt = connected()
-    broker.give(publish(b"a", b"1", 1, 1), publish(b"a", b"2", 1, 2))
-    turn(broker, mqtt)
-    seen = []
-    mqtt.on_message = lambda m: seen.append(m.payload)
-    poll_until(mqtt, lambda: acknowledged(broker) == [1, 2])
-    assert seen == [b"1", b"2"]
     mqtt.disconnect()
 
 

@@ -10,17 +10,9 @@ from flashmqtt.codec.encode import put_ack, put_pingreq, put_publish, put_publis
 from flashmqtt.codec.packets import PUBACK, PUBCOMP, PUBLISH, PUBREC, PUBREL
 from flashmqtt.codec.topics import covers, matches
 from flashmqtt.errors import BufferTooSmall, MalformedPacket
+from heap import heap_lock, heap_unlock
 
 ON_MICROPYTHON = sys.implementation.name == "micropython"
-
-if ON_MICROPYTHON:
-    from micropython import heap_lock, heap_unlock
-else:
-
-    def heap_lock():
-        """Do nothing: CPython has no such lock, but it runs the same steps."""
-
-    heap_unlock = heap_lock
 
 TOPIC = b"flashmqtt/board/readings"
 PAYLOAD = bytes(range(64))

@@ -1,7 +1,5 @@
 """One network connection: handshake, keep alive, deadlines, chunking, bounded buffers, no allocation."""
 
-import sys
-
 import pytest
 
 from flashmqtt.connection import CLOSED, OPEN, Connection
@@ -16,6 +14,7 @@ from flashmqtt.flash.ram import RamRegion
 from flashmqtt.journal.journal import Journal
 from flashmqtt.session.ram import RamStore
 from flashmqtt.session.session import Session
+from heap import heap_lock, heap_unlock
 from wire import (
     DISCONNECT,
     PINGREQ,
@@ -33,8 +32,6 @@ from wire import (
     take,
     text,
 )
-
-MICROPYTHON = sys.implementation.name == "micropython"
 
 
 @pytest.mark.req("W10")
@@ -345,15 +342,11 @@ def test_steady_state_allocates_nothing(qos, answers):
         if level == 3:
             quiet.give(connack()) if quiet.connection.state != OPEN else None
         quiet.round(qos, answers, 20)
-        if not MICROPYTHON:
-            continue
-        import micropython
-
-        micropython.heap_lock()
+        heap_lock()
         try:
             quiet.round(qos, answers, 40)
         finally:
-            micropython.heap_unlock()
+            heap_unlock()
         assert quiet.session.store.waiting == 0
 
 

@@ -1,14 +1,13 @@
 """Allocation-free byte operations: the native and the plain implementation agree, and both stay inside their buffers."""
 
-import sys
 from binascii import crc32
 
 import pytest
 
 from flashmqtt import fast
 from flashmqtt.fast import plain
+from heap import heap_lock, heap_unlock
 
-ON_MICROPYTHON = sys.implementation.name == "micropython"
 IMPLEMENTATIONS = [plain, fast]  # `fast` is the native one on MicroPython
 
 
@@ -145,9 +144,7 @@ def test_fill_at_every_boundary(ops):
 
 
 def _every_operation_locked(buf, other, view):
-    import micropython
-
-    micropython.heap_lock()
+    heap_lock()
     fast.raw_crc32(buf, (1 << 30) - 1, 200, 0, 250, 1)
     fast.raw_crc32(buf, 12345, 200, 0, 250, 0)
     fast.copy(buf, 0, other, 100, 100)
@@ -157,13 +154,11 @@ def _every_operation_locked(buf, other, view):
     fast.raw_run(buf, other, 100, 0, 0, 1)
     fast.raw_fill(buf, 100, 0xFF, 0)
     fast.is_blank(buf, 0, 256)
-    micropython.heap_unlock()
+    heap_unlock()
 
 
 @pytest.mark.req("S4")
 def test_chosen_operations_allocate_nothing():
-    if not ON_MICROPYTHON:
-        pytest.skip("only MicroPython has heap_lock")
     buf = bytearray(256)
     _every_operation_locked(buf, bytearray(256), memoryview(bytearray(256)))
     assert buf[:100] == b"\xff" * 100

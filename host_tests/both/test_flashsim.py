@@ -1,13 +1,11 @@
 """The simulated flash chip: NOR rules, behaviour of the two ports, counters, power cuts that are repeated by their id."""
 
-import sys
-
 import pytest
 
 from chips import chip
+from heap import heap_lock, heap_unlock
 from tools.flashsim.nor import MODELS, NorFlash, PowerCut
 
-ON_MICROPYTHON = sys.implementation.name == "micropython"
 SECTOR = 4096
 PERSONALITIES = ["rp2", "esp32", "esp32-encrypted"]
 
@@ -213,19 +211,15 @@ def test_snapshot_restores_contents_and_weak_cells():
 
 
 def _locked(flash, page):
-    import micropython
-
-    micropython.heap_lock()
+    heap_lock()
     flash.ioctl(6, 1)
     flash.writeblocks(1, page, 256)
     flash.readblocks(1, page, 256)
-    micropython.heap_unlock()
+    heap_unlock()
 
 
 @pytest.mark.req("S3")
 def test_unarmed_chip_in_memory_allocates_nothing():
-    if not ON_MICROPYTHON:
-        pytest.skip("only MicroPython has heap_lock")
     for personality in ("rp2", "esp32"):
         flash = chip(2 * SECTOR, personality)
         page = _pattern(256)

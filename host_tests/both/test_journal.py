@@ -1,7 +1,5 @@
 """The journal as a store, on a region in RAM: messages are read back in order, also after a restart."""
 
-import sys
-
 import pytest
 
 from flashmqtt.errors import UsageError
@@ -10,16 +8,8 @@ from flashmqtt.flash.ram import RamRegion
 from flashmqtt.journal.journal import Journal
 from flashmqtt.session.ram import RamStore
 from flashmqtt.session.session import Session
+from heap import heap_lock, heap_unlock
 from tools.flashsim.nor import NorFlash
-
-if sys.implementation.name == "micropython":
-    from micropython import heap_lock, heap_unlock
-else:
-
-    def heap_lock():
-        """Do nothing: CPython has no such lock, but it runs the same steps."""
-
-    heap_unlock = heap_lock
 
 
 def content(journal, seq):

@@ -10,6 +10,7 @@ from flashmqtt.errors import FlashFailed, StoreCorrupt, StoreError, StoreForeign
 from flashmqtt.flash.block import BlockRegion
 from flashmqtt.flash.ram import RamRegion
 from flashmqtt.journal.journal import DROP_NEWEST, DROP_OLDEST, REFUSE, Journal
+from heap import heap_lock, heap_unlock
 from stored import held_messages
 from tools.flashsim.nor import NorFlash
 
@@ -838,10 +839,6 @@ def test_single_failed_program_loses_nothing(page_bytes):
 
 @pytest.mark.req("B2")
 def test_steady_state_allocates_nothing():
-    if sys.implementation.name == "cpython":
-        pytest.skip("only MicroPython reports its heap")
-    import micropython
-
     journal = Journal(RamRegion(8))
     message = bytearray(100)
     out = bytearray(100)
@@ -867,11 +864,11 @@ def test_steady_state_allocates_nothing():
         journal.idle()
 
     cycle(40)
-    micropython.heap_lock()
+    heap_lock()
     try:
         cycle(200)
     finally:
-        micropython.heap_unlock()
+        heap_unlock()
 
 
 @pytest.mark.req("B2")

@@ -13,6 +13,7 @@ import pytest
 from chips import replugged
 from flashmqtt.errors import FlashFailed, UsageError
 from flashmqtt.flash.block import BlockRegion
+from heap import heap_lock, heap_unlock
 from tools.flashsim.nor import NorFlash, PowerCut, Random
 
 ON_MICROPYTHON = sys.implementation.name == "micropython"
@@ -502,14 +503,12 @@ def test_pinning_interrupted_by_power_cut_completes_at_next_start(model):
 
 
 def _steady(region, page):
-    import micropython
-
-    micropython.heap_lock()
+    heap_lock()
     region.erase(1)
     region.program(SECTOR, page)
     region.program(SECTOR + 256, page)
     region.read(SECTOR, page)
-    micropython.heap_unlock()
+    heap_unlock()
 
 
 @pytest.mark.req("S3", "S4")

@@ -10,9 +10,9 @@ from flashmqtt.errors import FlashFailed, StoreForeign, UsageError
 from flashmqtt.flash.block import BlockRegion
 from flashmqtt.flash.file import FileRegion, StoreInUse
 from flashmqtt.flash.ram import RamRegion
+from heap import heap_lock, heap_unlock
 from tools.flashsim.nor import NorFlash, PowerCut
 
-ON_MICROPYTHON = sys.implementation.name == "micropython"
 SECTOR = 4096
 
 
@@ -326,21 +326,17 @@ def test_power_cut_during_program_leaves_a_usable_region(personality):
 
 
 def _steady(region, page, long):
-    import micropython
-
-    micropython.heap_lock()
+    heap_lock()
     region.erase(1)
     region.program(SECTOR, page)
     region.read(SECTOR, page)
     region.read(SECTOR + 512, long)
-    micropython.heap_unlock()
+    heap_unlock()
 
 
 @pytest.mark.parametrize("personality", ["rp2", "esp32"])
 @pytest.mark.req("S3", "S4")
 def test_erase_program_and_read_allocate_nothing(personality):
-    if not ON_MICROPYTHON:
-        pytest.skip("only MicroPython has heap_lock")
     flash = chip(2 * SECTOR, personality)
     region = BlockRegion(flash)
     page, long = _pattern(256), _pattern(768)
