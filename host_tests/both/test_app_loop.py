@@ -6,7 +6,7 @@ from app.application import Application
 from app.configuration import check
 from app.health import records
 from loopback import Loopback
-from test_app_worn import Board, Facts, Odd, Restarted, _with, fall_asleep, restarting, turns
+from test_app_worn import Board, Facts, Odd, Restarted, _with, end, fall_asleep, restarting, turns
 
 
 def _offline():
@@ -49,8 +49,7 @@ def test_client_stops_while_there_is_no_network_and_the_led_is_lit_while_there_i
     assert led == [True, False, True] and broker.connects == 1
     del application.board.network_up
     turns(application, lambda: broker.connects == 2)
-    application.client.link.stop()
-    broker.close()
+    end(application, broker)
 
 
 @pytest.mark.req("B4")
@@ -157,5 +156,4 @@ def test_board_whose_sensor_hangs_sends_its_messages_after_the_watchdogs_reset(s
             application.read_what_is_due()
     (boot,) = [one for one in broker.of(3) if b"/boot" in one]
     assert b'"vs": "watchdog"' in boot
-    application.client.link.stop()
-    broker.close()
+    end(application, broker)

@@ -93,6 +93,11 @@ def restarting(board):
     return board
 
 
+def end(application, broker):
+    application.client.link.stop()
+    broker.close()
+
+
 def _spoil(flash, kind):
     for sector in range(SECTORS):
         flash.set_bad(sector, kind)
@@ -122,8 +127,7 @@ def test_board_with_worn_flash_delivers_what_is_stored_and_restarts_once_in_100_
     _spoil(board.flash, "both")
     with pytest.raises(end):
         application.run()
-    application.client.link.stop()
-    broker.close()
+    end(application, broker)
 
 
 def test_board_with_worn_flash_that_can_not_note_the_restart_ends():
@@ -139,8 +143,7 @@ def test_board_with_worn_flash_that_can_not_note_the_restart_ends():
     _spoil(board.flash, "both")
     with pytest.raises(StoreWorn):
         application.run()
-    application.client.link.stop()
-    broker.close()
+    end(application, broker)
 
 
 class Odd:
@@ -379,8 +382,7 @@ def test_sensor_that_loses_its_name_does_not_stop_discovery_of_the_others():
 
     lines = printed_until_announced(application, broker, b"a")
     assert len([line for line in lines if line.startswith("sensor: not announced: None ")]) == 1
-    application.client.link.stop()
-    broker.close()
+    end(application, broker)
 
 
 @pytest.mark.parametrize("length", [64, 65, 200, 700])
@@ -396,8 +398,7 @@ def test_long_name_of_a_sensor_does_not_stop_discovery_of_the_others(length):
     failed = [line for line in lines if line.startswith("sensor: not announced: " + name)]
     assert len(failed) == (0 if announced else 1) and (announced or length > 64)
     assert {"n": name, "v": 4} in application.sample(application.groups[0])
-    application.client.link.stop()
-    broker.close()
+    end(application, broker)
 
 
 @pytest.mark.req("B1", "B4")
@@ -452,8 +453,7 @@ def test_full_store_counts_refused_readings_and_stores_the_boot_message_later(po
         application.publish("readings", 1, [{"n": "load", "v": -1}])
     late = [one for one in broker.of(3) if b'"boot":2' in one]
     assert b"/boot" in late[0] and b'"seq":%d' % (stored + 1) in late[0] and b'"first": %d' % (stored + 1) in late[0]
-    application.client.link.stop()
-    broker.close()
+    end(application, broker)
 
 
 class Forgetful(Loopback):
@@ -487,8 +487,7 @@ def test_messages_in_doubt_are_reported_although_the_store_was_full(policy):
         application.turn(20)
     (report,) = [one for one in broker.of(3) if b'"in_doubt"' in one]
     assert b'"doubt_first": %d' % first in report and b'"doubt_last": %d' % (first + 1) in report
-    application.client.link.stop()
-    broker.close()
+    end(application, broker)
 
 
 @pytest.mark.parametrize("policy", ["refuse", "drop-newest", "drop-oldest"])
@@ -581,8 +580,7 @@ def test_command_whose_handler_failed_runs_later_and_does_not_stop_the_applicati
     assert len(calls) == 2 and broker.of(4) == [puback(7)]
     assert [line for line in lines if line.startswith("handler: ")] == ["handler: " + repr(error)]
     turns(application, lambda: any(b"/replies" in one for one in broker.of(3)))
-    application.client.link.stop()
-    broker.close()
+    end(application, broker)
 
 
 @pytest.mark.parametrize("error", [OSError("Wifi Invalid Password"), ValueError("country"), RuntimeError("radio")])
@@ -616,8 +614,7 @@ def test_error_of_the_network_is_printed_and_the_application_goes_on(error):
     application.uptime._ms += 1500
     while not application.client.connected:
         sample()
-    application.client.link.stop()
-    broker.close()
+    end(application, broker)
 
 
 class AnyLevel(Loopback):
@@ -661,8 +658,7 @@ def test_changed_protocol_level_is_used_after_the_stored_messages_are_delivered(
     application.publish("readings", 1, [{"n": "load", "v": 9}])
     turns(application, lambda: application.client.connected and not application.client.pending)
     assert broker.of(1)[-1][8] == after
-    application.client.link.stop()
-    broker.close()
+    end(application, broker)
 
 
 @pytest.mark.parametrize("level", [4, 5])
@@ -676,8 +672,7 @@ def test_longest_user_password_and_id_that_a_deployment_allows_fit_into_the_buff
     application = Application(Board(broker), check(settings), Facts())
     turns(application, lambda: broker.of(1))
     assert len(broker.of(1)[0]) > 600
-    application.client.link.stop()
-    broker.close()
+    end(application, broker)
 
 
 @pytest.mark.req("B4", "W10")
@@ -735,8 +730,7 @@ def test_flush_publishes_the_health_message_although_health_s_is_0():
     for _ in range(20):
         application.turn(5)
     assert len([one for one in broker.of(3) if b"/health" in one]) == 1
-    application.client.link.stop()
-    broker.close()
+    end(application, broker)
 
 
 @pytest.mark.req("B4")
@@ -757,8 +751,7 @@ def test_time_that_the_board_can_not_set_dates_the_messages_and_does_not_end_the
     turns(application, lambda: len(broker.of(3)) == 3)
     (clock,) = [one for one in broker.of(3) if b"/clock" in one]
     assert b'"bt":214748364' in clock
-    application.client.link.stop()
-    broker.close()
+    end(application, broker)
 
 
 def _with_tls(**settings):
@@ -825,8 +818,7 @@ def test_board_with_tls_connects_as_soon_as_it_knows_the_time():
     application.time = time = Time(application, early=True)
     turns(application, lambda: broker.connects)
     assert time.clock == [1795000000]
-    application.client.link.stop()
-    broker.close()
+    end(application, broker)
 
 
 @pytest.mark.req("B4")
@@ -836,8 +828,7 @@ def test_board_with_tls_waits_30_seconds_for_the_time():
         application.uptime._ms += passed_ms
         application.turn(0)
         assert application._online == connects
-    application.client.link.stop()
-    broker.close()
+    end(application, broker)
 
 
 @pytest.mark.parametrize("policy", ["refuse", "drop-newest"])
@@ -866,8 +857,7 @@ def test_commands_that_arrive_while_the_store_is_full_are_answered(policy):
         (stored + 2, "2", "done"),
     ]
     assert application.commands.refused == 0
-    application.client.link.stop()
-    broker.close()
+    end(application, broker)
 
 
 @pytest.mark.req("R2", "R5")
@@ -886,5 +876,4 @@ def test_too_long_command_is_skipped_and_reported_in_the_health_message():
         application.turn(20)
     assert broker.of(4) == [puback(7)] and broker.of(5) == [pubrec(7)] and broker.connects == 1
     assert {"n": "oversize", "v": 3} in records(application)
-    application.client.link.stop()
-    broker.close()
+    end(application, broker)
