@@ -17,6 +17,7 @@ from flashmqtt.compat import ticks_diff, ticks_ms
 from flashmqtt.errors import ConnectRefused, MalformedPacket, StoreFull, StoreWorn
 from flashmqtt.session.ram import RamStore
 from loopback import Loopback, poll_until
+from test_aio import in_a_loop
 from wire import CutStore, puback, publish
 
 PATIENCE_S = 30  # for events that must happen, on a busy machine
@@ -385,79 +386,53 @@ def test_failed_first_connection_does_not_call_on_disconnect():
     mqtt.disconnect()
 
 
-def run(case):
-    """Run case(broker) and the broker as concurrent tasks."""
-    broker = Loopback()
-
-    async def serve():
-        while True:
-            broker()
-            await asyncio.sleep(0.001)
-
-    async def both():
-        server = asyncio.create_task(serve())
-        try:
-            await asyncio.wait_for(case(broker), 2 * PATIENCE_S)
-        finally:
-            server.cancel()
-            broker.close()
-
-    if sys.implementation.name == "micropython":
-        asyncio.new_event_loop()
-    asyncio.run(both())
-
-
 @pytest.mark.req("R4", "B4")
-def test_asyncio_client_logs_the_same_lines():
-    async def case(broker):
-        lines = []
-        told = []
-        mqtt = aio.Client("127.0.0.1", broker.port, "me", backoff=backoff(), timeout_s=PATIENCE_S, log=lines.append)
+@in_a_loop
+async def test_asyncio_client_logs_the_same_lines(broker):
+    lines = []
+    told = []
+    mqtt = aio.Client("127.0.0.1", broker.port, "me", backoff=backoff(), timeout_s=PATIENCE_S, log=lines.append)
 
-        async def down(error):
-            await asyncio.sleep(0)
-            told.append(str(error))
+    async def down(error):
+        await asyncio.sleep(0)
+        told.append(str(error))
 
-        mqtt.on_disconnect = down
-        mqtt.on_connect = lambda present: told.append(present)
-        async with mqtt:
-            assert await mqtt.delivered(await mqtt.publish("a", "x", 2), PATIENCE_S)
-            broker.present = 1
-            broker.drop()
-            while len(told) < 3:
-                await asyncio.sleep(0.005)
-        assert told == [False, "closed by the peer", True]
-        assert without_delay(lines) == [
-            "broker: connecting to 127.0.0.1:%d as me" % broker.port,
-            "broker: connected, a new session",
-            "stored 1: a, QoS 2, 1 bytes",
-            "delivered 1",
-            "broker: connection lost: closed by the peer; again",
-            "broker: connecting to 127.0.0.1:%d as me" % broker.port,
-            "broker: connected, session resumed",
-            "broker: disconnected",
-        ]
-
-    run(case)
+    mqtt.on_disconnect = down
+    mqtt.on_connect = lambda present: told.append(present)
+    async with mqtt:
+        assert await mqtt.delivered(await mqtt.publish("a", "x", 2), PATIENCE_S)
+        broker.present = 1
+        broker.drop()
+        while len(told) < 3:
+            await asyncio.sleep(0.005)
+    assert told == [False, "closed by the peer", True]
+    assert without_delay(lines) == [
+        "broker: connecting to 127.0.0.1:%d as me" % broker.port,
+        "broker: connected, a new session",
+        "stored 1: a, QoS 2, 1 bytes",
+        "delivered 1",
+        "broker: connection lost: closed by the peer; again",
+        "broker: connecting to 127.0.0.1:%d as me" % broker.port,
+        "broker: connected, session resumed",
+        "broker: disconnected",
+    ]
 
 
 @pytest.mark.req("R4")
-def test_store_failure_ends_asyncio_task_and_log_names_no_retry():
-    async def case(broker):
-        lines = []
-        mqtt = aio.Client("127.0.0.1", broker.port, "me", backoff=backoff(), timeout_s=PATIENCE_S, log=lines.append)
-        await mqtt.connect()
+@in_a_loop
+async def test_store_failure_ends_asyncio_task_and_log_names_no_retry(broker):
+    lines = []
+    mqtt = aio.Client("127.0.0.1", broker.port, "me", backoff=backoff(), timeout_s=PATIENCE_S, log=lines.append)
+    await mqtt.connect()
 
-        def fail(now_ms):
-            raise StoreWorn("2 bad sectors")
+    def fail(now_ms):
+        raise StoreWorn("2 bad sectors")
 
-        mqtt.link._process = fail
-        while mqtt._failure is None:
-            await asyncio.sleep(0.005)
-        assert lines[-1] == "broker: connection lost: 2 bad sectors"
-        await mqtt.disconnect()
-
-    run(case)
+    mqtt.link._process = fail
+    while mqtt._failure is None:
+        await asyncio.sleep(0.005)
+    assert lines[-1] == "broker: connection lost: 2 bad sectors"
+    await mqtt.disconnect()
 
 
 # --- delays before an attempt ---
