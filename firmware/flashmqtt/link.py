@@ -36,7 +36,7 @@ _HOSTED = not hasattr(socket.socket, "readinto")
 # What ends the connection.
 _WORLD = (OSError, ConnectionLost, MalformedPacket, ProtocolError, ConnectRefused)
 
-# Events: `connection.py`.
+# Events
 _NOTHING = const(0)
 _MESSAGE = const(3)
 
@@ -106,7 +106,7 @@ class Link:
         self._state = _STOPPED
         self._since_ms = 0  # its begin; for _DOWN, its end; for _UP, when OPEN began
         self._check_ms = 0  # when to call `check`
-        self.reads = 0  # in this `step`; -1: the last read emptied the socket, read when it is ready
+        self.reads = 0  # in this `step`; -1: read when the socket is ready
         self._stuck = False
         self._stuck_ms = 0
         self._unproved = False  # this connection has neither delivered a message nor lasted `lasting_ms`

@@ -480,6 +480,20 @@ def test_dropping_a_half_sent_message_ends_the_connection():
     assert [one[-1:] for one in broker.connect(1)] == [b"3", b"4", b"5", b"6"]
 
 
+@pytest.mark.req("R5", "W13")
+def test_damaged_message_behind_a_half_sent_one_lets_no_packet_into_its_middle():
+    broker = connected(out_bytes=64, packet_bytes=64)
+    store = broker.session.store
+    for body in (b"y" * 500, b"damaged", b"z"):
+        broker.session.publish(b"t", body, 1)
+    length = store.length
+    store.length = lambda seq: 0 if seq == 3 else length(seq)
+    broker.connection.pump(broker.now)
+    assert len(broker.offered()) == 64 and broker.session.partial
+    assert not broker.connection.output.limit
+    assert [one[-1:] for one in broker.took()] == [b"y", b"z"]
+
+
 def held_before_reconnect():
     """Return a peer whose broker has not continued the flow of a held message in the 30 s since the reconnect."""
     broker = connected(response_ms=30000, keep_alive_s=0)

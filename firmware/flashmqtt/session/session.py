@@ -555,7 +555,8 @@ class Session:
                     output.limit = 0  # before its first byte, for Ctrl-C
                 column = output.put_stored(store, seq, 0, n if n < room else room, seq < self.dup_to) >> 1 & 3
             except StoreCorrupt:  # found by `length`, or by reading
-                output.open()
+                if room > 0:  # not in the middle of an earlier packet
+                    output.open()
                 self.load_undelivered().set_aside(_DAMAGED, seq, 0)
                 return True
             if self.five:
