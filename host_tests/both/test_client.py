@@ -21,7 +21,7 @@ from flashmqtt.errors import (
 from flashmqtt.session.ram import RamStore
 from flashmqtt.simple import MQTTClient
 from loopback import Flooding, Loopback, poll_until
-from wire import puback, publish, pubrel
+from wire import CutStore, puback, publish, pubrel
 
 PATIENCE_S = 30  # deadline for expected events, on a busy machine
 
@@ -543,8 +543,6 @@ def test_subscription_made_before_connect_is_sent_after_it():
 
 @pytest.mark.req("B4")
 def test_backoff_continues_after_a_reboot_during_an_outage():
-    from wire import CutStore
-
     broker = Loopback()
     broker.close()
     store = CutStore()
@@ -564,7 +562,7 @@ def test_backoff_continues_after_a_reboot_during_an_outage():
 @pytest.mark.req("B4")
 def test_lasting_connection_resets_the_stored_backoff_step():
     broker = Loopback()
-    mqtt = client(broker, backoff=Backoff(base_ms=1, cap_ms=50, lasting_ms=100, step=6))
+    mqtt = client(broker, store=CutStore(), backoff=Backoff(base_ms=1, cap_ms=50, lasting_ms=100, step=6))
     mqtt.session.write_note(mqtt.connection.client_id, mqtt.connection.broker)
     mqtt.session.keep_step(6)
     mqtt.connect()
@@ -580,7 +578,8 @@ def longest(n):
 @pytest.mark.req("B4")
 def test_delivered_message_resets_the_backoff_of_a_short_connection():
     broker = Loopback()
-    mqtt = client(broker, backoff=Backoff(base_ms=1, cap_ms=200, lasting_ms=60000, step=6, random_below=longest))
+    backoff = Backoff(base_ms=1, cap_ms=200, lasting_ms=60000, step=6, random_below=longest)
+    mqtt = client(broker, store=CutStore(), backoff=backoff)
     mqtt.session.write_note(mqtt.connection.client_id, mqtt.connection.broker)
     mqtt.session.keep_step(6)
     mqtt.connect()
