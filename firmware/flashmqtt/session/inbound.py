@@ -69,8 +69,8 @@ class Inbound:
         self.progress = True  # a message was held since the last reconnect
         self._awaited: "list[Any]" = []  # packet ids of this connection with PUBREC sent and no PUBREL yet
         self._unheard: "list[Any]" = []  # ids held since an earlier connection, without a packet on this one
-        self._awaited_ms = self._unheard_ms = 0  # since when the first of these waits for a packet
-        self._restart_unheard = False  # set that time at the next check
+        self._awaited_ms = 0  # since when the first of these waits for a packet
+        self._unheard_ms: "Any" = None  # the same; None: set it at the next check
         self._pinged = False  # a PINGREQ was sent because these are overdue
 
     def receive(self, packet: "Any", now_ms: int) -> "Any":
@@ -137,7 +137,8 @@ class Inbound:
             awaited.remove(key)
         if self._unheard and key in self._unheard:
             self._unheard.remove(key)
-            self._restart_unheard = True
+            self._unheard_ms = now_ms
+            self._pinged = False
 
     # --- from PUBLISH to PUBREL ---
 
@@ -372,7 +373,8 @@ class Inbound:
         """The broker accepted a connection: expect a packet for every held message."""
         waiting = self._session.waiting
         self._unheard = [key for key in self._store.held() if not (waiting and waiting.held(key))]
-        self._restart_unheard = True
+        self._unheard_ms = None
+        self._pinged = False
 
     def disconnected(self) -> None:
         """The network connection is gone: the broker sends unacknowledged messages again on the next one."""
@@ -385,8 +387,7 @@ class Inbound:
     def overdue_ms(self, now_ms: int, connection: "Any") -> "Any":
         """Return how long the broker owes the next packet of a flow, or the PINGRESP that `pong` needs."""
         overdue = 0
-        if self._restart_unheard:
-            self._restart_unheard = self._pinged = False
+        if self._unheard_ms is None:
             self._unheard_ms = now_ms
         elif self._unheard and self._session.response_ms:
             overdue = ticks_diff(now_ms, self._unheard_ms) - self._session.response_ms
@@ -400,7 +401,7 @@ class Inbound:
         If it does not continue a flow on a new connection either, it has lost that flow: its message is handed over. On a
         connection that has failed silently, this would be too early: the flow continues on the next one.
         """
-        if self._pinged and not self._restart_unheard:
+        if self._pinged:
             self._orphans += self._unheard
             self._unheard = []
             self._pinged = False

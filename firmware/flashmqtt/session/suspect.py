@@ -101,8 +101,7 @@ class Suspect:
         self._trials = trials
         self._end = max(session.cursor, seq + 1)  # the messages before this one are tried
         self._stage = _IDLE
-        self._since_ms = 0
-        self._begun = False  # is `_since_ms` set?
+        self._since_ms: "Any" = None  # since when the stage waits; None: set it at the next check
         self._silent_ms = min(_SILENT_MS, session.response_ms // 3 or _SILENT_MS)
         self._short = False  # did the last trial end before its message was sent?
         self._quota = 0  # the session's
@@ -126,7 +125,7 @@ class Suspect:
         self._quota = session.quota
         session.quota = 0
         self._stage = _SETTLING
-        self._begun = False
+        self._since_ms = None
         self.pings = 0
 
     def disturb(self) -> None:
@@ -153,8 +152,7 @@ class Suspect:
 
     def tick(self, now_ms: int) -> "Any":
         """Do what is due; return how long the PINGREQ before a message has been unanswered."""
-        if not self._begun:
-            self._begun = True
+        if self._since_ms is None:
             self._since_ms = now_ms
         stage = self._stage
         if stage == _IDLE:
