@@ -37,7 +37,6 @@ _HEADER = const(76)
 _RECORD = const(24)
 _BODY_MAX = const(232)
 _MESSAGE = const(1)
-_HELD = const(2)
 _STATE = const(3)
 _NOTE = const(5)
 _TYPE = const(15)
@@ -54,7 +53,6 @@ _BAD = const(2)
 _AFTER_CLOSE = const(2)
 _INTERRUPTED = const(3)
 # How many sectors are free after a record of this kind was written; for an outgoing message: `_reserve`.
-_FOR_HELD = const(2)
 _FOR_STATE = const(1)
 
 REFUSE = 0
