@@ -481,6 +481,27 @@ def test_killed_server_loses_no_committed_row(server, tables):
     assert_same(to, tables.output)
 
 
+def test_server_killed_while_the_sink_connects_is_an_error_of_the_sink(server, monkeypatch):
+    """With --follow, the sink then tries again."""
+    import psycopg
+
+    connect = psycopg.connect
+
+    def connect_and_kill(*args, **more):
+        connection = connect(*args, **more)
+        server.stop(signal.SIGQUIT)
+        return connection
+
+    with monkeypatch.context() as patched:
+        patched.setattr(psycopg, "connect", connect_and_kill)
+        try:
+            with pytest.raises(SinkError, match="terminat|closed"):
+                open_sink(server.address)
+        finally:
+            patched.undo()
+            server.start()
+
+
 def test_readings_become_a_hypertable_with_timescaledb(server, tables):
     """TimescaleDB is not installed here: a function of the same name replaces it and records its arguments."""
     import psycopg

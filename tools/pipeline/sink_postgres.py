@@ -45,6 +45,8 @@ class PostgresSink(Sink):
             return bool(self._connection.execute("SELECT %s::text", [text]))
         except psycopg.errors.UntranslatableCharacter:
             return False
+        except self.error as error:
+            raise SinkError(f"{self.where}: {first_line(error)}") from error
 
     def _prepare(self) -> None:
         """Lock out other sinks; create the schema, tables and view if they do not exist."""
