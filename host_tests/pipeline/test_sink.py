@@ -495,7 +495,7 @@ def test_server_killed_while_the_sink_connects_is_an_error_of_the_sink(server, m
     with monkeypatch.context() as patched:
         patched.setattr(psycopg, "connect", connect_and_kill)
         try:
-            with pytest.raises(SinkError, match="terminat|closed"):
+            with pytest.raises(SinkError, match=r"terminat|closed"):
                 open_sink(server.address)
         finally:
             patched.undo()
