@@ -333,8 +333,7 @@ def test_long_qos_2_message_cut_at_any_byte_arrives_once(level):
         short = packet(0x32, text(b"s"), b"\x00\x08", b"\x00", b"behind")
 
     def accepted(broker, present=0):
-        broker.connection.start(broker.now)
-        broker.took()
+        broker.start()
         broker.give(packet(0x20, bytes((present, 0)), b"\x00" if level == 5 else b""))
 
     stream = long + pubrel(9)

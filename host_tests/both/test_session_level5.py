@@ -566,8 +566,7 @@ def test_each_subscription_identifier_has_its_own_packet_and_is_restored():
         assert broker.took() == []
         assert [entry.code for entry in (one, other, both, plain)] == [1, 0, 0, 2]
         broker.drop()
-        broker.connection.start(broker.now)
-        broker.took()
+        broker.start()
         broker.give(connack(present))
 
 
@@ -700,8 +699,7 @@ def test_session_present_after_a_clean_start_ends_the_connection(level):
         broker.connection.clean = True
     else:
         broker = peer(clean=True)
-    broker.connection.start(broker.now)
-    broker.took()
+    broker.start()
     with pytest.raises(ProtocolError):
         broker.give(connack(1) if level == 5 else packet(0x20, b"\x01\x00"))
 
@@ -882,8 +880,7 @@ def test_properties_of_connack_are_used_and_reason_strings_reach_the_program():
     assert broker.connection.five.answer == {0x1F: "no such topic"}
     broker.drop()
     broker.connection.five.answer = {}
-    broker.connection.start(broker.now)
-    broker.took()
+    broker.start()
     with pytest.raises(ConnectRefused) as refused:
         broker.give(packet(0x20, b"\x00\x87", length(len(text_)), text_))
     assert refused.value.code == 0x87 and "not authorized" in str(refused.value)

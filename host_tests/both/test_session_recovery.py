@@ -50,8 +50,7 @@ def payloads(broker):
 def lose_connack(broker):
     """Connect, and cut the connection before CONNACK arrives; that CONNACK might have reported a lost session."""
     broker.drop()
-    broker.connection.start(broker.now)
-    broker.took()
+    broker.start()
     broker.drop()
 
 
@@ -89,8 +88,7 @@ def test_level_5_pubcomp_code_does_not_resolve_a_message_in_doubt(code):  # mosq
     broker = Peer(session, five=Level5())
 
     def connect(present):
-        broker.connection.start(broker.now)
-        broker.took()
+        broker.start()
         broker.give(packet(0x20, bytes([present, 0]), b"\0"))
 
     connect(0)
@@ -118,8 +116,7 @@ class NotingStore(CutStore):
 
 def begin(broker, present):
     """Connect at the session's level; return the packets that came after CONNECT."""
-    broker.connection.start(broker.now)
-    broker.took()
+    broker.start()
     broker.give(packet(0x20, bytes([present, 0]), b"\0" if broker.session.level == 5 else b""))
     return broker.took()
 
@@ -253,8 +250,7 @@ def test_power_cut_while_lost_session_is_reported_loses_nothing():
     broker.give(pubrec(handle), publish(b"t", b"old command", 2, 1))
     broker.took()
     broker.drop()
-    broker.connection.start(broker.now)
-    broker.took()
+    broker.start()
     broker.connection.decoder.feed(connack(0))
     assert broker.connection.process(broker.now) == CONNECTED
     after = reboot(broker)
@@ -859,8 +855,7 @@ def test_held_message_is_readable_after_a_level_change(first, then):
     def start(session):
         broker = Peer(session, five=Level5() if session.level == 5 else None)
         for _ in range(3):
-            broker.connection.start(broker.now)
-            broker.took()
+            broker.start()
             broker.give(packet(0x20, b"\0\0", b"\0" if session.level == 5 else b""))
             if broker.events[-1] != RESTART:
                 break

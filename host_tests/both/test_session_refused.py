@@ -56,8 +56,7 @@ def suspected(qos=1, **options):
         assert len(broker.took()) >= 3
         end_connection(broker, "fin")
         if not broker.session.suspect:
-            broker.connection.start(broker.now)
-            broker.took()
+            broker.start()
             broker.give(connack(1))
     assert broker.session.suspect
     return broker
@@ -137,8 +136,7 @@ def test_refuse_after_0_never_refuses_a_message():
 
 # The states of a trial when the connection ends. Each function brings a peer into one state.
 def before_connack(broker):
-    broker.connection.start(broker.now)
-    broker.took()
+    broker.start()
 
 
 def settling(broker):
@@ -268,8 +266,7 @@ def test_level_5_disconnect_counts_if_reason_may_concern_the_message(code):
         return octets[:1] + bytes([octets[1] + 1]) + octets[2:] + b"\0"
 
     def connect(broker):
-        broker.connection.start(broker.now)
-        broker.took()
+        broker.start()
         broker.give(five(connack(1)))
 
     broker = peer(level=5, five=Level5(), refuse_after=1)
@@ -478,8 +475,7 @@ def test_power_cut_before_refusal_is_handled_repeats_the_report():
     broker = suspected(store=CutStore(), refuse_after=1)
     start_trial(broker)
     end_connection(broker, "fin")
-    broker.connection.start(broker.now)
-    broker.took()
+    broker.start()
     broker.connection.decoder.feed(connack(1))
     assert broker.connection.process(broker.now) == CONNECTED
     assert broker.connection.process(broker.now) == REFUSED  # the power is cut while the handler runs

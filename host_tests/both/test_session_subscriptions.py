@@ -40,8 +40,7 @@ def test_shared_subscription_is_made_again_with_every_connection():
 def test_subscriptions_are_restored_after_a_lost_connack():
     broker = subscribed(b"x", 1)
     broker.drop()
-    broker.connection.start(broker.now)  # its CONNACK, with session_present 0, is lost
-    broker.took()
+    broker.start()  # its CONNACK, with session_present 0, is lost
     broker.drop()
     (again,) = broker.connect(1)
     assert again[0] == 0x82
@@ -114,8 +113,7 @@ def test_subscription_on_which_the_broker_closes_the_connection_does_not_stop_th
             connections += 1
             if connections == 3:
                 assert not session.delivered(handle)
-            broker.connection.start(broker.now)
-            broker.took()
+            broker.start()
             broker.give(connack(1))
     assert asked == [500, 1000, 1500, 11000, 31000, 71000] and connections == 6
     assert session.delivered(handle) and good.state == GRANTED
@@ -205,8 +203,7 @@ def test_unsubscribe_on_which_the_broker_closes_the_connection_ends_refused_and_
     for _ in range(3):
         assert broker.took()[0][0] == 0xA2 and entry.result() is None
         broker.fail()
-        broker.connection.start(broker.now)
-        broker.took()
+        broker.start()
         broker.give(connack(1))
     (message,) = broker.took()
     assert message[0] >> 4 == 3 and broker.session.subscriptions == []

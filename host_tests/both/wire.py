@@ -105,10 +105,14 @@ class Peer:
         self.handled = []  # (event, handle)
         self.on_message = None
 
+    def start(self):
+        """Begin a connection; return what the client sends, which is CONNECT."""
+        self.connection.start(self.now)
+        return self.took()
+
     def connect(self, present=0):
         """Connect and send CONNACK; return the packets that the client sends after CONNECT."""
-        self.connection.start(self.now)
-        first = self.took()
+        first = self.start()
         assert first[0][0] == 0x10, first
         self.connect_packet = first[0]
         self.give(connack(present))
