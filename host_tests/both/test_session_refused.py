@@ -35,6 +35,14 @@ def pass_time(broker, ms=600):
     broker.connection.check(broker.now)
 
 
+def answer_ping(broker):
+    """Wait for the PINGREQ of a trial, and answer it."""
+    for _ in range(3):
+        pass_time(broker)
+    assert broker.took() == [PINGREQ]
+    broker.give(PINGRESP)
+
+
 def end_connection(broker, error=None):
     """End the connection: an error stands for a failure of the link, no error for a disconnect by the program."""
     if error == "fin":
@@ -97,10 +105,7 @@ def test_message_that_makes_broker_close_is_refused_and_others_delivered():
     assert broker.connect(1) == []
     assert refused(broker) == [2] and broker.session.code == suspect.CLOSED
     assert not broker.session.delivered(2) and broker.session.is_done(2) and broker.session.store.dropped == 1
-    for _ in range(3):
-        pass_time(broker)
-    assert broker.took() == [PINGREQ]
-    broker.give(PINGRESP)
+    answer_ping(broker)
     sent = broker.took()
     for seq in (3, 4, 5):  # messages that were in flight with it are sent alone, too
         assert sent[-2:] == [publish(b"a", bytes([seq - 2]), 1, seq, dup=1), PINGREQ]
@@ -276,10 +281,7 @@ def test_level_5_disconnect_counts_if_reason_may_concern_the_message(code):
         assert len(broker.took()) == 1
         end_connection(broker, "fin")
     connect(broker)
-    for _ in range(3):
-        pass_time(broker)
-    assert broker.took() == [PINGREQ]
-    broker.give(PINGRESP)
+    answer_ping(broker)
     assert len(broker.took()) == 2
     with pytest.raises(ConnectionLost) as raised:
         broker.give(packet(0xE0, bytes([code])))
@@ -383,10 +385,7 @@ def test_trial_count_survives_resets_of_a_sleeping_board():
             break
         wakes += 1
         assert wakes < 9
-        for _ in range(3):
-            pass_time(broker)
-        assert broker.took() == [PINGREQ]
-        broker.give(PINGRESP)
+        answer_ping(broker)
         assert broker.took() == [publish(b"a", b"x", 1, 2, dup=1), PINGREQ]
         broker.give(PINGRESP)
         pass_time(broker, 5000)
