@@ -11,6 +11,7 @@ import sys
 import tracemalloc
 from pathlib import Path
 from random import Random
+from unittest.mock import Mock
 
 import pyarrow.parquet as pq
 import pytest
@@ -67,8 +68,19 @@ class Landing:
             seal(self.store.log_path(number), self.directory)
             self.store.sealed(number)
 
+    def rotate(self):
+        """Begin a new log, and seal the others; return whether a new one was begun."""
+        rotated = self.store.rotate()
+        self.seal()
+        return rotated
+
     def rows(self):
         return rows_in(self.directory)
+
+
+@pytest.fixture
+def landing(tmp_path):
+    return Landing(tmp_path)
 
 
 def rows_in(directory):
@@ -88,8 +100,7 @@ def payloads(rows):
     return [row["payload"] for row in rows]
 
 
-def test_rows_contain_all_fields_of_the_message(tmp_path):
-    landing = Landing(tmp_path)
+def test_rows_contain_all_fields_of_the_message(landing):
     store = landing.store
     store.time_us = 1_700_000_000_000_001
     packets = [
@@ -102,8 +113,7 @@ def test_rows_contain_all_fields_of_the_message(tmp_path):
     land(store, publish(b"t5", b"z", 1, 4, properties=b"\x01\x01"))
     land(store, publish(b"t5", b"", 1, 5, properties=b""))
     store.sync()
-    assert store.rotate()
-    landing.seal()
+    assert landing.rotate()
     columns = ("topic", "qos", "dup", "retain", "properties", "payload")
     rows = landing.rows()
     assert [tuple(row[name] for name in columns) for row in rows] == [
@@ -118,15 +128,13 @@ def test_rows_contain_all_fields_of_the_message(tmp_path):
 
 
 @pytest.mark.req("Q4")
-def test_held_message_lands_only_when_discarded(tmp_path):
-    landing = Landing(tmp_path)
+def test_held_message_lands_only_when_discarded(landing):
     store = landing.store
     packet = publish(b"t", b"qos 2", 2, 9)
     store.hold(9, bytearray(packet + b"more"), len(packet))
     land(store, publish(b"t", b"qos 1"))
     store.sync()
-    assert store.rotate()
-    landing.seal()
+    assert landing.rotate()
     assert payloads(landing.rows()) == [b"qos 1"]
     assert read(store, 9) == packet
     piece = bytearray(b"....")
@@ -135,16 +143,14 @@ def test_held_message_lands_only_when_discarded(tmp_path):
     store.discard(9)
     assert (store.held(), store.held_length(9)) == ([], 0)
     store.sync()
-    assert store.rotate()
-    landing.seal()
+    assert landing.rotate()
     rows = landing.rows()
     assert payloads(rows) == [b"qos 1", b"qos 2"]
     assert rows[1]["qos"] == 2
 
 
 @pytest.mark.req("Q4")
-def test_held_messages_keep_their_order_across_crashes_and_rotations(tmp_path):
-    landing = Landing(tmp_path)
+def test_held_messages_keep_their_order_across_crashes_and_rotations(tmp_path, landing):
     keys = [MOST_HELD, 4, 3, 2, 1]
     packets = {key: publish(b"t", b"%d" % key, 2, key) for key in keys}
     for key in keys:
@@ -161,14 +167,12 @@ def test_held_messages_keep_their_order_across_crashes_and_rotations(tmp_path):
         store.hold(4, packets[4], len(packets[4]))
         assert store.held() == [*keys, 4]
         store.discard(4)
-        assert store.rotate()
-        landing.seal()
+        assert landing.rotate()
     assert payloads(landing.rows()) == [b"4"] * 4
 
 
 @pytest.mark.req("Q4")
-def test_reused_packet_id_holds_the_new_message_and_both_land(tmp_path):
-    landing = Landing(tmp_path)
+def test_reused_packet_id_holds_the_new_message_and_both_land(tmp_path, landing):
     for payload in (b"A", b"B", b"C"):
         packet = publish(b"t", payload, 2, 7)
         landing.store.hold(7, packet, len(packet))
@@ -178,13 +182,11 @@ def test_reused_packet_id_holds_the_new_message_and_both_land(tmp_path):
         assert read(landing.store, 7) == packet
         landing.store.discard(7)
     assert landing.store.rows == 3
-    landing.store.rotate()
-    landing.seal()
+    landing.rotate()
     assert payloads(landing.rows()) == [b"A", b"B", b"C"]
 
 
-def test_sealing_process_of_a_killed_collector_ends_silently_with_its_segment(tmp_path):
-    landing = Landing(tmp_path)
+def test_sealing_process_of_a_killed_collector_ends_silently_with_its_segment(tmp_path, landing):
     land(landing.store, publish(b"t", b"x"))
     landing.store.sync()
     assert landing.store.rotate()
@@ -208,21 +210,18 @@ def test_layout_bit_of_a_held_packet_does_not_set_dup(tmp_path):
     landing.store.hold(7, packet, len(packet))
     landing.store.discard(7)
     land(landing.store, publish(b"t", b"again", 1, 8, dup=True, properties=b""))
-    landing.store.rotate()
-    landing.seal()
+    landing.rotate()
     assert [(row["dup"], row["retain"]) for row in landing.rows()] == [(False, True), (True, False)]
 
 
-def test_unsynced_message_is_forgotten(tmp_path):
-    landing = Landing(tmp_path)
+def test_unsynced_message_is_forgotten(tmp_path, landing):
     land(landing.store, publish(b"t", b"synced"))
     landing.store.sync()
     land(landing.store, publish(b"t", b"not synced"))
     landing.store.close()
     landing = Landing(tmp_path)
     assert landing.store.rows == 1
-    landing.store.rotate()
-    landing.seal()
+    landing.rotate()
     assert payloads(landing.rows()) == [b"synced"]
 
 
@@ -282,8 +281,7 @@ class Crash(BaseException):
 
 
 @pytest.mark.parametrize("nth", range(1, 40))
-def test_crash_at_any_system_call_of_rotation_duplicates_no_row(tmp_path, monkeypatch, nth):
-    landing = Landing(tmp_path)
+def test_crash_at_any_system_call_of_rotation_duplicates_no_row(tmp_path, landing, monkeypatch, nth):
     held = publish(b"t", b"held", 2, 1)
     landing.store.hold(1, held, len(held))
     land(landing.store, publish(b"t", b"1"), publish(b"t", b"2"))
@@ -309,12 +307,10 @@ def test_crash_at_any_system_call_of_rotation_duplicates_no_row(tmp_path, monkey
         for name in ("open", "fsync", "fdatasync", "pwrite", "replace", "rename", "unlink", "ftruncate"):
             patch.setattr(os, name, crashing(getattr(os, name)))
         try:
-            landing.store.rotate()
-            landing.seal()
+            landing.rotate()
             landing.store.discard(1)
             landing.store.sync()
-            landing.store.rotate()
-            landing.seal()
+            landing.rotate()
         except Crash:
             pass
     assert calls <= max(nth, 38), "more calls than this test knows of: raise its range"
@@ -322,23 +318,18 @@ def test_crash_at_any_system_call_of_rotation_duplicates_no_row(tmp_path, monkey
     landing = Landing(tmp_path)
     if landing.store.held():
         landing.store.discard(1)
-    landing.store.rotate()
-    landing.seal()
+    landing.rotate()
     found = payloads(landing.rows())
     assert found == [b"1", b"2", b"held"]
     assert not list(tmp_path.glob("c.logs/*.tmp"))
 
 
-def test_log_of_a_failed_rotation_is_ignored(tmp_path, monkeypatch):
+def test_log_of_a_failed_rotation_is_ignored(tmp_path, landing, monkeypatch):
     """The directory's sync fails, the old log stays in use, and the power fails before the new log's removal is durable."""
-    landing = Landing(tmp_path)
     held = publish(b"t", b"held", 2, 1)
     landing.store.hold(1, held, len(held))
     land(landing.store, publish(b"t", b"1"))
     landing.store.sync()
-
-    def failing(directory):
-        raise OSError(errno.EIO, "Input/output error")
 
     kept = {}
     real = os.unlink
@@ -349,7 +340,7 @@ def test_log_of_a_failed_rotation_is_ignored(tmp_path, monkeypatch):
         real(path, *more, **named)
 
     with monkeypatch.context() as patch:
-        patch.setattr(durable, "sync_directory", failing)
+        patch.setattr(durable, "sync_directory", Mock(side_effect=OSError(errno.EIO, "Input/output error")))
         patch.setattr(os, "unlink", unlink)
         with pytest.raises(LandingStalled):
             landing.store.rotate()
@@ -361,13 +352,11 @@ def test_log_of_a_failed_rotation_is_ignored(tmp_path, monkeypatch):
     path.write_bytes(content)
     landing = Landing(tmp_path)
     assert landing.store.held() == []
-    assert landing.store.rotate()
-    landing.seal()
+    assert landing.rotate()
     assert payloads(landing.rows()) == [b"1", b"held", b"2"]
 
 
-def test_existing_segment_is_kept_and_its_log_removed(tmp_path):
-    landing = Landing(tmp_path)
+def test_existing_segment_is_kept_and_its_log_removed(tmp_path, landing):
     land(landing.store, publish(b"t", b"1"))
     landing.store.rotate()
     first = seal(landing.store.log_path(1), tmp_path)
@@ -381,8 +370,7 @@ def test_existing_segment_is_kept_and_its_log_removed(tmp_path):
     assert not landing.store.log_path(1).exists()
 
 
-def test_logs_older_than_the_segments_are_refused(tmp_path):
-    landing = Landing(tmp_path)
+def test_logs_older_than_the_segments_are_refused(tmp_path, landing):
     land(landing.store, publish(b"t", b"1"))
     landing.store.sync()
     landing.store.close()
@@ -390,8 +378,7 @@ def test_logs_older_than_the_segments_are_refused(tmp_path):
     landing = Landing(tmp_path)
     for payload in (b"2", b"3"):
         land(landing.store, publish(b"t", payload))
-        landing.store.rotate()
-        landing.seal()
+        landing.rotate()
     landing.store.close()
     shutil.rmtree(tmp_path / "c.logs")
     shutil.copytree(tmp_path / "backup", tmp_path / "c.logs")
@@ -401,8 +388,7 @@ def test_logs_older_than_the_segments_are_refused(tmp_path):
     assert Landing(tmp_path, first_number=3, rows_before=3).store.stored == 3
 
 
-def test_log_whose_segment_has_other_rows_is_not_removed(tmp_path):
-    landing = Landing(tmp_path)
+def test_log_whose_segment_has_other_rows_is_not_removed(tmp_path, landing):
     land(landing.store, publish(b"t", b"1"))
     landing.store.rotate()
     older = seal(landing.store.log_path(1), tmp_path)["path"]
@@ -418,58 +404,44 @@ def test_log_whose_segment_has_other_rows_is_not_removed(tmp_path):
 def test_segment_numbers_continue_when_only_segments_are_left(tmp_path):
     landing = Landing(tmp_path, first_number=8, rows_before=70)
     land(landing.store, publish(b"t", b"1"))
-    landing.store.rotate()
-    landing.seal()
+    landing.rotate()
     (row,) = pq.read_table(tmp_path / segments.file_name("c", 8)).to_pylist()
     assert (row["segment"], row["row"]) == (8, 71)
 
 
-def test_full_disk_during_rotation_keeps_the_log_in_use(tmp_path, monkeypatch):
-    landing = Landing(tmp_path)
+def test_full_disk_during_rotation_keeps_the_log_in_use(landing, monkeypatch):
     land(landing.store, publish(b"t", b"1"))
 
-    def no_room(handle):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
     with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", no_room)
+        patch.setattr(os, "fsync", Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
         with pytest.raises(DiskFull):
             landing.store.rotate()
     land(landing.store, publish(b"t", b"2"))
     landing.store.sync()
-    assert landing.store.rotate()
-    landing.seal()
+    assert landing.rotate()
     assert payloads(landing.rows()) == [b"1", b"2"]
 
 
-def test_read_only_file_system_during_rotation_is_named(tmp_path, monkeypatch):
-    landing = Landing(tmp_path)
+def test_read_only_file_system_during_rotation_is_named(landing, monkeypatch):
     land(landing.store, publish(b"t", b"1"))
 
-    def refuse(path, *more, **named):
-        raise OSError(errno.EROFS, "Read-only file system")  # also for unlink of a missing file
-
+    refuse = Mock(side_effect=OSError(errno.EROFS, "Read-only file system"))  # also for unlink of a missing file
     with monkeypatch.context() as patch:
         for name in ("open", "unlink"):
             patch.setattr(Path, name, refuse)
         with pytest.raises(LandingStalled, match="Read-only file system"):
             landing.store.rotate()
     land(landing.store, publish(b"t", b"2"))
-    assert landing.store.rotate()
-    landing.seal()
+    assert landing.rotate()
     assert payloads(landing.rows()) == [b"1", b"2"]
 
 
-def test_full_disk_during_sealing_keeps_the_log_for_retry(tmp_path, monkeypatch):
-    landing = Landing(tmp_path)
+def test_full_disk_during_sealing_keeps_the_log_for_retry(landing, monkeypatch):
     land(landing.store, publish(b"t", b"1"))
     landing.store.rotate()
 
-    def no_room(handle):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
     with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", no_room)
+        patch.setattr(os, "fsync", Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
         with pytest.raises(OSError):
             landing.seal()
     assert landing.rows() == []
@@ -494,8 +466,7 @@ def test_reserved_space_stops_appending_but_not_rotation(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fstatvfs", little)
     with pytest.raises(DiskFull, match="less than 1 MB are free"):
         landing.store.sync()
-    assert landing.store.rotate()
-    landing.seal()
+    assert landing.rotate()
     assert payloads(landing.rows()) == [b"1", b"2"]
     landing.store.sync()
     land(landing.store, publish(b"t", b"3"))
@@ -505,8 +476,7 @@ def test_reserved_space_stops_appending_but_not_rotation(tmp_path, monkeypatch):
     landing.store.sync()
 
 
-def test_second_collector_is_refused(tmp_path):
-    landing = Landing(tmp_path)
+def test_second_collector_is_refused(tmp_path, landing):
     with pytest.raises(LandingInUse, match="in use"):
         Landing(tmp_path)
     landing.store.close()
@@ -533,8 +503,7 @@ def test_collectors_use_one_folder_only_if_all_share_it(tmp_path):
 
 
 @pytest.mark.req("P1")
-def test_mount_makes_durable_what_a_killed_collector_has_not_synced(tmp_path, monkeypatch):
-    landing = Landing(tmp_path)
+def test_mount_makes_durable_what_a_killed_collector_has_not_synced(tmp_path, landing, monkeypatch):
     path = landing.store.log_path(1)
     with monkeypatch.context() as patch:
         patch.setattr(os, "fdatasync", lambda handle: None)
@@ -653,8 +622,7 @@ def test_damage_in_a_closed_log_stops_sealing_unless_salvaged(tmp_path, which):
 
 
 @pytest.mark.req("Q4")
-def test_message_with_damaged_release_is_salvaged_when_its_packet_id_returns(tmp_path):
-    landing = Landing(tmp_path)
+def test_message_with_damaged_release_is_salvaged_when_its_packet_id_returns(tmp_path, landing):
     store = landing.store
     first, second = publish(b"t", b"first", 2, 7), publish(b"t", b"second", 2, 7)
     store.hold(7, first, len(first))
@@ -676,8 +644,7 @@ def test_message_with_damaged_release_is_salvaged_when_its_packet_id_returns(tmp
     assert payloads(landing.rows()) == [b"first", b"second"]
 
 
-def test_copies_are_still_recognised_after_held_messages_were_forgotten(tmp_path):
-    landing = Landing(tmp_path)
+def test_copies_are_still_recognised_after_held_messages_were_forgotten(tmp_path, landing):
     land(landing.store, publish(b"garden/temperature", b"21.5", packet_id=9))
     packet = publish(b"pump/state", b"1", qos=2, packet_id=3)
     landing.store.hold(3, packet, len(packet))
