@@ -2,6 +2,7 @@
 
 import errno
 import os
+from unittest.mock import Mock
 
 import pytest
 
@@ -30,10 +31,7 @@ def test_error_of_a_write_names_the_file(tmp_path):
 
 
 def test_error_of_syncing_the_folder_names_the_file(tmp_path, monkeypatch):
-    def failing(_):
-        raise OSError(errno.EIO, "Input/output error")
-
-    monkeypatch.setattr(durable, "sync_directory", failing)
+    monkeypatch.setattr(durable, "sync_directory", Mock(side_effect=OSError(errno.EIO, "Input/output error")))
     with pytest.raises(OSError) as raised, durable.replacing(tmp_path / "file"):
         pass
     assert raised.value.filename == str(tmp_path / "file")
