@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from unittest.mock import Mock
 
 import pytest
 
@@ -148,10 +149,7 @@ def test_log_of_version_1_is_refused(tmp_path):
 
 
 def test_unsynced_header_leaves_no_log_file(tmp_path, monkeypatch):
-    def no_sync(handle):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", no_sync)
+    monkeypatch.setattr(os, "fsync", Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
     with pytest.raises(DiskFull):
         new_log(tmp_path)
     assert list(tmp_path.iterdir()) == []
