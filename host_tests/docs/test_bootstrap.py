@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -45,11 +46,8 @@ def test_concurrent_setups_wait_for_each_other(unprepared, capsys):
 
 
 def test_interrupted_setup_continues_on_the_next_call(unprepared, monkeypatch, capsys):
-    def stop():
-        raise KeyboardInterrupt
-
     with monkeypatch.context() as now:
-        now.setattr(bootstrap, "provide_java", stop)
+        now.setattr(bootstrap, "provide_java", Mock(side_effect=KeyboardInterrupt))
         assert bootstrap.main() == 130
     assert "continues from here" in capsys.readouterr().err
     assert bootstrap.main() == 0
