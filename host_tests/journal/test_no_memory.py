@@ -2,6 +2,7 @@
 
 import builtins
 import sys
+from unittest.mock import Mock
 
 import pytest
 
@@ -74,12 +75,9 @@ def test_record_that_lacked_memory_for_its_program_call_is_no_part_of_later_reco
     region = RamRegion(8, 1024)
     journal = Journal(region)
 
-    def no_memory(*_):
-        raise MemoryError
-
     for _ in range(8):
         with monkeypatch.context() as without:
-            without.setattr(Journal, "_program", no_memory)
+            without.setattr(Journal, "_program", Mock(side_effect=MemoryError))
             with pytest.raises(MemoryError):
                 journal.append(bytes(200), 200)
         journal.append(b"short", 5)
