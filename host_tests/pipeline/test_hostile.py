@@ -2,6 +2,7 @@
 
 import itertools
 import random
+from unittest.mock import Mock
 
 import pyarrow as pa
 import pytest
@@ -149,10 +150,7 @@ def test_message_that_raises_an_unexpected_error_goes_to_quarantine_alone(monkey
     assert row == 41
     assert "ZeroDivisionError" in reason and "unforeseen" in reason and "report" in reason
 
-    def no_memory(rows, packs):
-        raise MemoryError
-
-    monkeypatch.setattr(senml, "_resolve", no_memory)
+    monkeypatch.setattr(senml, "_resolve", Mock(side_effect=MemoryError))
     with pytest.raises(MemoryError):
         senml.read(pa.array(payloads, pa.binary()))
 
