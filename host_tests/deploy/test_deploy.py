@@ -16,6 +16,7 @@ import time
 import tty
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import serial
@@ -945,10 +946,7 @@ def test_unusable_port_is_named_with_what_to_do(tmp_path, monkeypatch):
     assert "/dev/null is not a serial port" in run("monitor", "--port", "/dev/null")[2]
     assert time.monotonic() - started < 10
 
-    def refuse(*arguments):
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(ports.os, "open", refuse)
+    monkeypatch.setattr(ports.os, "open", Mock(side_effect=PermissionError(13, "Permission denied")))
     group = SimpleNamespace(gr_name="dialout")
     monkeypatch.setattr(ports.grp, "getgrgid", lambda number: group)
     assert "usermod -aG dialout $USER" in str(ports.why_closed("/dev/null"))
@@ -1240,12 +1238,9 @@ def test_backup_of_a_hostile_board_writes_only_into_its_folder(tmp_path, monkeyp
 
 @pytest.mark.req("B3")
 def test_backup_that_was_stopped_is_not_taken_for_a_whole_one(tmp_path, monkeypatch):
-    def full(*_):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
     with Device(tmp_path / "board") as device:
         put(device, {"/one": b"1"})
-        monkeypatch.setattr(Link, "get", full)
+        monkeypatch.setattr(Link, "get", Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
         status, _, complaints = run("backup", "--port", device.path, "--output", str(tmp_path / "kept"))
         assert status == 1 and complaints.startswith("backup: ") and "No space left on device" in complaints
         assert list((tmp_path / "kept").iterdir()) == []
