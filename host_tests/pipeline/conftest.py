@@ -91,6 +91,14 @@ def once(spark, landing, out, buckets=segments.BUCKETS, **more):
     return commit
 
 
+def taken(local, landing, out, **more):
+    """Seal the landing's rows; process all as one batch; return the output."""
+    if landing.rows:
+        landing.seal()
+    once(local, str(landing.directory), str(out), 2, **more)
+    return Output(str(out))
+
+
 def rows_in(output, table):
     """Return the number of rows of a table, by the commits."""
     held = sum(map(output.storage.rows, output.files("held"))) if table == "quarantine" else 0

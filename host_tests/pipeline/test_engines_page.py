@@ -11,7 +11,7 @@ import duckdb
 import pytest
 
 from host_tests.pipeline import engines
-from host_tests.pipeline.conftest import once
+from host_tests.pipeline.conftest import taken
 from tools.pipeline import delta
 from tools.pipeline.commits import Output
 from tools.pipeline.delta import Delta
@@ -29,8 +29,7 @@ def home(local, landing, tmp_path, monkeypatch):
         landing.message("greenhouse-1", 1, seq, value=20 + seq)
         landing.message("greenhouse-2", 1, seq, value=10 + seq)
     landing.raw("flashmqtt/greenhouse-1/readings", b"{")
-    landing.seal()
-    once(local, str(landing.directory), str(tmp_path / "tables"), 2)
+    taken(local, landing, tmp_path / "tables")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

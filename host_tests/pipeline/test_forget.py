@@ -17,7 +17,7 @@ from deltalake import DeltaTable
 
 from flashmqtt.codec.packets import PUBLISH
 from host_tests.pipeline import engines, killed
-from host_tests.pipeline.conftest import Landing, Local, once, rows_in
+from host_tests.pipeline.conftest import Landing, Local, once, rows_in, taken
 from host_tests.pipeline.test_plain import Tables
 from tools.landing import forget as landing_forget
 from tools.landing import names as landing_names
@@ -175,8 +175,7 @@ def test_device_named_as_a_file_or_the_collector_changes_no_other_rows(local, tm
     for seq in range(1, 4):
         landing.message(device, 1, seq)
         landing.raw("hall/temperature", b"21")
-    landing.seal()
-    once(local, str(landing.directory), str(out), 2)
+    taken(local, landing, out)
     done = forget.forget(str(landing.directory), str(out), [device], page=False)
     assert (done.left, done.weak, done.rows["readings"]) == ([], {device}, 3)
     rows = pq.read_table(landing.directory / "plant-000000001.parquet").to_pylist()

@@ -5,8 +5,7 @@ from collections import Counter
 import pyarrow.parquet as pq
 import pytest
 
-from host_tests.pipeline.conftest import Landing, rows_in
-from host_tests.pipeline.test_verdict import taken
+from host_tests.pipeline.conftest import Landing, rows_in, taken
 from tools.pipeline import compact, lives, prints, schemas, verdict
 from tools.pipeline.storage import Storage
 
@@ -48,7 +47,6 @@ def odd_messages(landing):
 @pytest.mark.req("P3", "P5")
 def test_lost_checkpoint_duplicates_no_rows(local, landing, out):
     odd_messages(landing)
-    landing.seal()
     output = taken(local, landing, out)
     before = {name: counted(output, name) for name in ("readings", "events", "quarantine", "prints", "ties")}
     told = verdict.judge(output)
@@ -88,14 +86,12 @@ def test_lost_checkpoint_restores_no_rows_deleted_by_retention(local, landing, o
     odd_messages(landing)
     landing.message("old", 1, 1, kind="boot", up=0.7)  # wiped
     landing.message("old", 1, 2, value=8)
-    landing.seal()
     taken(local, landing, out)
     landing.message("a", 1, 4, life=5, arrival_us=landing.arrival_us + 40 * 86_400_000_000)
     landing.raw("flashmqtt/a/readings", b"}")
     landing.message("a", 1, 2, life=5)  # duplicates of rows that retention deletes next
     landing.message("old", 1, 1, kind="boot", up=0.7)
     landing.message("old", 1, 2, value=8)
-    landing.seal()
     output = taken(local, landing, out)
     compact.compact(local, str(out), "2026-10-20")
     tables = ("readings", "events", "quarantine", "prints", "ties", "duplicates")
@@ -116,12 +112,10 @@ def test_conflict_and_duplicate_are_recognised_after_compaction(local, landing, 
     day_us = 86_400_000_000
     for seq in range(1, 6):
         landing.message("a", 1, seq, life=5, arrival_us=landing.arrival_us + 80 * day_us)
-        landing.seal()
         output = taken(local, landing, out)
     compact.compact(local, str(out))
     landing.message("a", 1, 1, life=5)
     landing.message("a", 1, 1, value=2, life=5)
-    landing.seal()
     output = taken(local, landing, out)
     assert [row["reason"] for row in rows(output, "quarantine")] == [lives.REUSED]
     causes = Counter(row["cause"] for row in rows(output, "duplicates") if row["segment"] == 6)
@@ -135,13 +129,11 @@ def test_held_messages_count_as_quarantine_until_their_life_is_known(local, land
         landing.message("a", 1, seq, kind="boot" if seq == 1 else "readings")
     for seq in (2, 3):
         landing.message("a", 1, seq, value=7)  # wiped; the boot message is late
-    landing.seal()
     output = taken(local, landing, out)
     assert verdict.judge(output).line == f"{verdict.LOST} 2 in quarantine."
     assert sum(output.latest().summary["reasons"].values()) == 2
     assert [row["reason"] for row in rows(output, "quarantine")] == [lives.REUSED] * 2
     landing.message("a", 1, 1, kind="boot", up=0.7)
-    landing.seal()
     output = taken(local, landing, out)
     found = verdict.judge(output)
     assert (found.status, found.line) == (0, verdict.WHOLE)
@@ -159,7 +151,6 @@ def test_held_messages_count_as_quarantine_until_their_life_is_known(local, land
 def test_prints_are_searched_again_when_a_compaction_replaces_files(local, landing, out, monkeypatch):
     for seq in (1, 2):
         landing.message("a", 1, seq, life=5)
-        landing.seal()
         taken(local, landing, out)
     listed = prints.Prints._find_in_files
     overtaken = []
@@ -173,7 +164,6 @@ def test_prints_are_searched_again_when_a_compaction_replaces_files(local, landi
     monkeypatch.setattr(prints.Prints, "_find_in_files", find)
     landing.message("a", 1, 1, life=5)
     landing.message("a", 1, 2, life=5)
-    landing.seal()
     output = taken(local, landing, out)
     assert overtaken
     assert rows(output, "quarantine") == []
@@ -185,12 +175,10 @@ def test_prints_beyond_the_cache_are_read_from_files(local, landing, out, monkey
     for batch in range(4):
         for seq in range(1, 4):
             landing.message("a", 1, 3 * batch + seq, life=5)
-        landing.seal()
         output = taken(local, landing, out)
     for seq in (11, 1, 5, 8, 3):
         landing.message("a", 1, seq, life=5)
         landing.message("a", 1, seq, value=2, life=5)
-    landing.seal()
     output = taken(local, landing, out)
     assert [row["reason"] for row in rows(output, "quarantine")] == [lives.REUSED] * 5
 

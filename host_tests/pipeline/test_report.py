@@ -10,7 +10,7 @@ import pytest
 
 from app import health
 from app.senml import pack
-from host_tests.pipeline.conftest import once, rows_in
+from host_tests.pipeline.conftest import once, rows_in, taken
 from tools.pipeline import report, verdict
 from tools.pipeline.commits import Output
 
@@ -95,9 +95,7 @@ def test_device_without_an_identity_has_values_and_no_proof(local, landing, tmp_
     for n in range(10):
         landing.raw("greenhouse-1/temperature", b"21.5", arrival_us=1_790_000_000_000_000 + n * 60_000_000)
     landing.message("a", 1, 1)
-    landing.seal()
-    once(local, str(landing.directory), str(tmp_path / "out"), 2)
-    output = Output(str(tmp_path / "out"))
+    output = taken(local, landing, tmp_path / "out")
     path = report.write(output, verdict.judge(output))
     facts = facts_in(path)
     assert {row[0]: row[2] for row in facts["fleet"]} == {"a": 0, "greenhouse-1": report.UNPROVED}
@@ -109,9 +107,7 @@ def test_device_without_an_identity_has_values_and_no_proof(local, landing, tmp_
 def test_implausible_arrival_times_are_counted_separately(local, landing, tmp_path):
     for seq, arrival_us in ((1, 1000), (2, None), (3, 4_294_967_295_000_000), (4, 1_790_000_010_000_000)):
         landing.message("a", 1, seq, arrival_us=arrival_us or 1_790_000_000_000_000)
-    landing.seal()
-    once(local, str(landing.directory), str(tmp_path / "out"), 2)
-    output = Output(str(tmp_path / "out"))
+    output = taken(local, landing, tmp_path / "out")
     facts = facts_in(report.write(output, verdict.judge(output)))
     assert facts["undated"] == 2
     assert facts["over_time"]["at"] == [1_790_000_000, 1_790_000_010]
@@ -121,9 +117,7 @@ def test_long_texts_leave_the_page_small(local, landing, tmp_path):
     for n in range(30):
         landing.message(f"{n:02d}" + "x" * 20_000, 1, 1)
         landing.raw("flashmqtt/a/readings", b"[" * 3000)
-    landing.seal()
-    once(local, str(landing.directory), str(tmp_path / "out"), 2)
-    output = Output(str(tmp_path / "out"))
+    output = taken(local, landing, tmp_path / "out")
     found = facts_in(report.write(output, verdict.judge(output)))
     assert len(json.dumps(found)) < 100_000
     assert len(found["fleet"]) == 30
@@ -134,9 +128,7 @@ def test_texts_that_need_html_escapes_leave_the_page_small(local, landing, tmp_p
         landing.message("<" * 94 + f"{n:05d}", 1, 1, kind="boot", cause="<" * 200)
     for n in range(8):
         landing.raw("<" * 60_000 + f"{n}/" + "<" * 2_000, b"1")
-    landing.seal()
-    once(local, str(landing.directory), str(tmp_path / "out"), 2)
-    output = Output(str(tmp_path / "out"))
+    output = taken(local, landing, tmp_path / "out")
     path = report.write(output, verdict.judge(output))
     assert Path(path).stat().st_size < 5_000_000
     found = facts_in(path)
@@ -147,9 +139,7 @@ def test_texts_that_need_html_escapes_leave_the_page_small(local, landing, tmp_p
 def test_values_with_long_names_go_into_files_beside_the_page(local, landing, tmp_path):
     for n in range(200):
         landing.raw("<" * 60_000 + f"{n}/" + "<" * 2_000, b"1")
-    landing.seal()
-    once(local, str(landing.directory), str(tmp_path / "out"), 2)
-    output = Output(str(tmp_path / "out"))
+    output = taken(local, landing, tmp_path / "out")
     path = Path(report.write(output, verdict.judge(output)))
     sizes = [one.stat().st_size for one in (path, *path.parent.glob("report/2/*.js"))]
     assert len(sizes) == 3

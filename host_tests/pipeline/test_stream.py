@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.errors import PySparkException
 
-from host_tests.pipeline.conftest import once, rows_in
+from host_tests.pipeline.conftest import once, rows_in, taken
 from host_tests.waiting import until
 from tools.landing import parquet
 from tools.pipeline import archive, check, compact, schemas, session, source, stream, verdict
@@ -387,8 +387,7 @@ def damaged(local, landing, out, how):
     """Return the output of a landing, and its largest file of readings, which is damaged."""
     for device in "bcd":
         landing.message(device, 1, 1)
-    landing.seal()
-    once(local, str(landing.directory), str(out), 2)
+    taken(local, landing, out)
     path = max(out.glob("readings/**/*.parquet"), key=lambda path: path.stat().st_size)
     content = bytearray(path.read_bytes())
     column = schemas.READINGS.names.index("value" if "other" in how else "seq")

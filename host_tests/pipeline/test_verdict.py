@@ -10,7 +10,7 @@ import time
 import pyarrow.parquet as pq
 import pytest
 
-from host_tests.pipeline.conftest import once, rows_in
+from host_tests.pipeline.conftest import rows_in, taken
 from tools.pipeline import books, storage, stream, task, verdict
 from tools.pipeline.commits import Output, OutputError
 from tools.pipeline.storage import Storage
@@ -23,12 +23,6 @@ DAY_US = 86_400 * SECOND_US
 @pytest.fixture
 def out(tmp_path):
     return tmp_path / "out"
-
-
-def taken(local, landing, out, **more):
-    """Process the landing as one batch; return the output."""
-    once(local, str(landing.directory), str(out), 2, **more)
-    return Output(str(out))
 
 
 def fill(landing, device="a", seqs=range(1, 6), boot=1, every_s=0.001):
@@ -56,7 +50,6 @@ def test_clean_run_is_reported_as_complete(local, landing, out, capsys):
 @pytest.mark.parametrize("kind", ["audit", "intervals"])
 def test_missing_state_is_named_with_what_to_do(local, landing, out, capsys, kind):
     fill(landing)
-    landing.seal()
     taken(local, landing, out)
     for path in out.glob(f"state/{kind}/*.parquet"):
         path.unlink()
@@ -71,7 +64,6 @@ def test_missing_state_is_named_with_what_to_do(local, landing, out, capsys, kin
 @pytest.mark.req("P4")
 def test_read_only_tables_are_judged(local, landing, out, capsys, monkeypatch):
     fill(landing, seqs=[1, 2, 4])
-    landing.seal()
     taken(local, landing, out)
     before = sorted(out.rglob("*"))
 
@@ -121,7 +113,6 @@ def test_missing_file_of_the_tables_is_a_problem(local, landing, out, pattern):
 )
 def test_foreign_file_beside_the_commits_is_ignored(local, landing, out, name):
     fill(landing)
-    landing.seal()
     output = taken(local, landing, out)
     (out / "commits" / name).parent.mkdir(exist_ok=True)
     (out / "commits" / name).write_text("{")
@@ -133,7 +124,6 @@ def test_foreign_file_beside_the_commits_is_ignored(local, landing, out, name):
 @pytest.mark.parametrize("content", [b"", b"no Parquet"])
 def test_damaged_file_of_the_state_is_named(local, landing, out, capsys, content):
     fill(landing)
-    landing.seal()
     taken(local, landing, out)
     damaged = next(out.glob("state/audit/*.parquet"))
     damaged.write_bytes(content)
@@ -145,7 +135,6 @@ def test_damaged_file_of_the_state_is_named(local, landing, out, capsys, content
 @pytest.mark.parametrize("kind", ["state/intervals", "state/identities", "state/audit", "prints", "readings"])
 def test_flipped_bit_in_a_file_of_the_tables_is_named_and_changes_no_row(local, landing, out, kind):
     fill(landing, seqs=[seq for seq in range(1, 90) if seq % 7 and seq % 3])
-    landing.seal()
     output = taken(local, landing, out)
     path = max(out.glob(f"{kind}/**/*.parquet"), key=lambda path: path.stat().st_size)
     name, good = str(path.relative_to(out)), path.read_bytes()
@@ -189,7 +178,6 @@ def test_missing_messages_are_found_with_and_without_expectations(local, landing
     fill(landing, seqs=(2, 3, 5))
     landing.message("a", 2, 8, kind="boot")
     fill(landing, seqs=(9,), boot=2)
-    landing.seal()
     output = taken(local, landing, out)
     found = verdict.judge(output)
     assert found.status == 1
@@ -247,7 +235,6 @@ def test_missing_messages_are_found_with_and_without_expectations(local, landing
 )
 def test_counters_of_another_form_are_refused(local, landing, out, capsys, content, text):
     fill(landing)
-    landing.seal()
     taken(local, landing, out)
     file = landing.directory / "expected.json"
     file.write_text(content)
@@ -270,7 +257,6 @@ def test_audit_prints_reasons_of_quarantined_messages(local, landing, out, capsy
     landing.raw("workshop/door", b"ajar")
     landing.raw("workshop/gate", b"ajar")
     landing.raw("flashmqtt/a/readings", b"{")
-    landing.seal()
     verdict.print_audit(verdict.judge(taken(local, landing, out)))
     printed = capsys.readouterr().out.splitlines()
     (at,) = [n for n, line in enumerate(printed) if "could not be read" in line]
@@ -295,7 +281,6 @@ def test_tables_before_the_first_batch_are_no_proof(local, landing, out):
 
 @pytest.mark.req("P6")
 def test_segments_without_a_message_are_no_proof(local, landing, out):
-    landing.seal()
     found = verdict.judge(taken(local, landing, out))
     assert found.status == 1
     assert (
@@ -308,7 +293,6 @@ def test_segments_without_a_message_are_no_proof(local, landing, out):
 def test_landing_of_only_bad_payloads_is_reported_even_when_accepted(local, landing, out):
     for _ in range(3):
         landing.raw("flashmqtt/a/readings", b"{")
-    landing.seal()
     output = taken(local, landing, out)
     told = "all 3 messages are in quarantine"
     found = verdict.judge(output)
@@ -324,7 +308,6 @@ def test_landing_of_only_bad_payloads_is_reported_even_when_accepted(local, land
 @pytest.mark.req("P6")
 @pytest.mark.parametrize("accept", verdict.ACCEPTABLE)
 def test_empty_collection_fails_with_every_accept_option(local, landing, out, accept):
-    landing.seal()
     found = verdict.judge(taken(local, landing, out), verdict.Expectations(accept=(accept,)))
     assert (found.status, found.nothing) == (1, True)
 
@@ -333,7 +316,6 @@ def test_empty_collection_fails_with_every_accept_option(local, landing, out, ac
 def test_quarantined_message_fails_unless_accepted(local, landing, out):
     fill(landing)
     landing.raw("flashmqtt/a/readings", b"{")
-    landing.seal()
     output = taken(local, landing, out)
     found = verdict.judge(output)
     assert (found.status, found.line) == (1, f"{verdict.LOST} 1 in quarantine.")
@@ -347,7 +329,6 @@ def test_quarantined_message_fails_unless_accepted(local, landing, out):
 def test_board_s_counters_keep_the_reasons_of_missing_numbers(local, landing, out, reason):
     landing.message("a", 1, 1)
     landing.message("a", 1, 4, **{f"{reason}_seqs": "2-3"})
-    landing.seal()
     output = taken(local, landing, out)
     told = {"a": {"boots": [{"boot": 1, "first": 1, "last": 4}]}}
     assert verdict.judge(output, verdict.Expectations(told)).line == f"{verdict.LOST} 2 missing (2 {reason})."
@@ -361,7 +342,6 @@ def test_missing_numbers_show_reasons_and_given_up_ones_are_acceptable(local, la
     for seq in (1, 2, 6):
         landing.message("a", 1, seq)
     landing.message("a", 1, 7, refused_seqs="3", expired_seqs="4")
-    landing.seal()
     output = taken(local, landing, out)
     accepting = verdict.Expectations(accept=("given-up",))
     found = verdict.judge(output, accepting)
@@ -370,7 +350,6 @@ def test_missing_numbers_show_reasons_and_given_up_ones_are_acceptable(local, la
         f"{verdict.LOST} 3 missing (1 refused, 1 expired, 1 without a reason).",
     )
     landing.message("a", 1, 5)
-    landing.seal()
     output = taken(local, landing, out)
     found = verdict.judge(output)
     assert (found.status, found.line) == (1, f"{verdict.LOST} 2 missing (1 refused, 1 expired).")
@@ -391,7 +370,6 @@ def test_shared_ids_and_jumped_counters_are_named(local, landing, out):
         landing.message("once", 1, seq, life=44)
         landing.message("far", 1, 1_000_000_000 * (seq - 1) + 1, life=55)
     landing.message("far", 1, 1_000_000_002, life=55)
-    landing.seal()
     found = verdict.judge(taken(local, landing, out))
     assert (found.status, found.line) == (
         1,
@@ -419,7 +397,6 @@ def test_silent_board_is_judged_by_its_own_interval(local, landing, out):
     fill(landing, "once", (1,))
     landing.arrival_us = begun
     fill(landing, "on", range(1, 200), every_s=60)  # the fleet publishes for three hours
-    landing.seal()
     output = taken(local, landing, out)
     found = verdict.judge(output)
     assert (found.status, found.line) == (1, f"{verdict.BUT} 1 silent (often).")
@@ -435,7 +412,6 @@ def test_silent_board_is_judged_by_its_own_interval(local, landing, out):
 @pytest.mark.req("P6")
 def test_expected_topic_without_messages_is_named(local, landing, out):
     fill(landing)
-    landing.seal()
     output = taken(local, landing, out)
     assert output.latest().summary["topics"] == {"flashmqtt/+/readings": 5}
     topics = ("flashmqtt/#", "plant2/#", "flashmqtt/a/readings", "flashmqtt/b/readings", "flashmqtt/+/health", "#")
@@ -451,7 +427,6 @@ def test_expected_topic_without_messages_is_named(local, landing, out):
 def test_topic_with_long_levels_is_matched_although_the_sums_cut_it(local, landing, out):
     landing.raw(f"{'x' * 300}/d/{'y' * 300}", b"1")
     landing.raw(f"plant/{'z' * 300}", b"1")
-    landing.seal()
     output = taken(local, landing, out)
     assert max(map(len, output.latest().summary["topics"])) < 300
     topics = (f"{'x' * 300}/#", f"{'x' * 300}/+/{'y' * 300}", f"plant/{'z' * 300}", f"plant/{'y' * 300}")
@@ -465,7 +440,6 @@ def test_expected_topic_of_any_number_of_levels_is_matched(local, landing, out):
         landing.raw(topic, b"1")
     landing.raw("gateways/g1/up", b'{"device": "m1"}')  # only a mapping could tell its device
     landing.message("a", 1, 1)
-    landing.seal()
     output = taken(local, landing, out)
     fit = ("home/hall/door", "home/+/door", "zigbee/hall/lamp/state", "zigbee/+/+/state", "zigbee/hall/#", "zigbee/#")
     fit += (
@@ -493,7 +467,6 @@ def test_expected_topic_is_matched_by_messages_in_quarantine(local, landing, out
     for topic in ("flashmqtt/z/readings", "home/hall/door"):
         landing.raw(topic, b"{")
     landing.raw("home-2/hall/door", b"1")
-    landing.seal()
     output = taken(local, landing, out)
     topics = ("flashmqtt/#", "flashmqtt/+/readings", "home/#", "home/+/door", "home/hall/door", "#", "flashmqtt/+/boot")
     found = verdict.judge(output, verdict.Expectations(topics=topics))
@@ -519,7 +492,6 @@ def test_topic_filter_matches_topics_with_device_wildcards(wanted, topic, fits):
 def test_audit_of_many_boots_shows_only_those_with_losses(local, landing, out, capsys):
     for device in range(60):
         fill(landing, f"d{device:02}", (1, 2, 3) if device % 20 else (1, 3))
-    landing.seal()
     found = verdict.judge(taken(local, landing, out))
     assert [row["device"] for row in found.rows] == ["d00", "d20", "d40"]
     verdict.print_audit(found)
@@ -554,7 +526,6 @@ def test_row_written_twice_is_found_by_the_read_back(local, landing, out, monkey
 @pytest.mark.req("P3")
 def test_row_of_an_earlier_batch_written_again_is_found(local, landing, out, monkeypatch):
     fill(landing)
-    landing.seal()
     output = taken(local, landing, out)
     old = pq.read_table(output.storage.path(output.files("readings")[0]), partitioning=None)
     written = task._Writers.write_by_day
@@ -580,7 +551,6 @@ def test_message_not_written_is_found_by_the_read_back(local, landing, out, monk
         lambda self, table, rows: written(self, table, rows.slice(1) if table == "readings" else rows),
     )
     fill(landing)
-    landing.seal()
     found = verdict.judge(taken(local, landing, out))
     assert found.line == f"{verdict.LOST} 1 that were processed are not in the tables."
 
@@ -591,7 +561,6 @@ def test_pack_split_between_two_reads_is_counted_once(local, landing, out, monke
     for seq in (1, 2, 3):
         records = ",".join(f'{{"n":"x{n}","v":{n}}}' for n in range(4))
         landing.raw("flashmqtt/a/readings", f'[{{"bn":"a/","boot":1,"seq":{seq},"up":{seq}}},{records}]'.encode())
-    landing.seal()
     output = taken(local, landing, out)
     assert rows_in(output, "readings") == 12
     assert verdict.judge(output).line == verdict.WHOLE
@@ -600,7 +569,6 @@ def test_pack_split_between_two_reads_is_counted_once(local, landing, out, monke
 @pytest.mark.req("P4")
 def test_verdict_uses_the_new_state_when_a_run_deletes_the_old(local, landing, out, monkeypatch):
     fill(landing)
-    landing.seal()
     output = taken(local, landing, out)
     told = books.Books.rows
     overtaken = []
@@ -625,7 +593,6 @@ def test_verdict_command_requires_tables_and_prints_the_verdict(local, landing, 
     assert verdict.main(["--out", str(out)]) == 2
     assert "has no tables yet: run the pipeline first (make pipeline)" in capsys.readouterr().err
     fill(landing)
-    landing.seal()
     taken(local, landing, out)
     assert verdict.main(["--out", str(out)]) == 0
     assert verdict.WHOLE in capsys.readouterr().out
@@ -643,7 +610,6 @@ def test_six_batches_give_the_same_totals_as_one(local, landing, out, tmp_path):
         fill(landing, "a", range(number * 10 + 1, number * 10 + 9), boot=number // 2 + 1)
         fill(landing, "b", range(number * 5 + 1, number * 5 + 6))
         landing.arrival_us += DAY_US
-        landing.seal()
         taken(local, landing, out)
     whole = taken(local, landing, tmp_path / "whole")
     one, many = whole.latest(), Output(str(out)).latest()
