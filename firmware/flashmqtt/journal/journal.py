@@ -555,10 +555,8 @@ class Journal:
         window_end = self.low + _WINDOW
         while self._located <= wanted:
             seq = self._located
-            sector = self._tail
-            while sector != self._head and self._first[self._after[sector]] <= seq:
-                sector = self._after[sector]
-            at = self._cursor_at if sector == self._cursor_sector else 0
+            sector = self._cursor_sector
+            at = self._cursor_at
             length = 0
             while not length:
                 if not self._next(sector, at):
@@ -782,7 +780,8 @@ class Journal:
         if prev != _NONE:
             self._after[prev] = target
         use[target] = _CHAINED
-        if target == self._cursor_sector:
+        if use[self._cursor_sector] != _CHAINED:
+            self._cursor_sector = tail
             self._cursor_at = 0
         self._tail = tail
         self._head = target

@@ -101,14 +101,13 @@ def mount(j: "Any", region: "Any", policy: int, wipe: bool, feed: "Callable[[], 
     # The window: the places of bodies, by `sequence & 31`.
     j._places = array("i", [0] * _WINDOW)
     j._lengths = array("i", j._places)
-    j._cursor_sector = j._cursor_at = 0  # where the search for the next body begins, if it is in this sector
     j._located = 1  # the bodies of messages below this one were searched
     j._read_seq = 0  # the message that was read last
     j._continued = 0  # 1: pieces of the next message are written
     j._pieces = None  # `pieces.Pieces`, from the first message in pieces on
     j._held = None  # `held.Held`, from the first held message on
-    # Set later: `_head`, `_tail`, `_end`; `_page_at`; and `_skipped`, the type of damaged bytes that were skipped before a whole
-    # record, 0 for none.
+    # Set later: `_head`, `_tail`, `_end`; `_page_at`; `_cursor_sector` and `_cursor_at`, where the search for the next body
+    # begins; and `_skipped`, the type of damaged bytes that were skipped before a whole record, 0 for none.
     if feed:
         from flashmqtt.flash.fed import FedRegion
 
@@ -300,9 +299,7 @@ class Recovery:
         j.damaged = min(j.damaged, _SEQUENCE_LIMIT)
         j._advance()
         j.fresh = j.next_seq == 1 and not self._places and is_blank(j.note, 0, 12)
-        for sector in range(self._sectors):  # a message that was in progress is discarded: its sequence is used again
-            j._first[sector] = min(j._first[sector], j.next_seq)
-        j._located = max(j.low, j.floor)
+        self._place_cursor(j)
         # A mount record that was cut may read as whole later. It must not make a new sector void.
         j._ring_seq = max(j._ring_seq, self._void_to)
         if clean:
@@ -495,6 +492,19 @@ class Recovery:
             elif j._skipped and not held.held_length(key):
                 j.damaged += 1
 
+    # --- continuing ---
+
+    def _place_cursor(self, j: "Any") -> None:
+        """Set the cursor, where the search for bodies begins, to the last sector in which the oldest body may begin."""
+        for sector in range(self._sectors):  # a message that was in progress is discarded: its sequence is used again
+            j._first[sector] = min(j._first[sector], j.next_seq)
+        j._located = max(j.low, j.floor)
+        sector = j._tail
+        while sector != j._head and j._first[j._after[sector]] <= j._located:
+            sector = j._after[sector]
+        j._cursor_sector = sector
+        j._cursor_at = 0
+
     # --- an empty region ---
 
     def _begin(self, j: "Any") -> None:
@@ -511,8 +521,8 @@ class Recovery:
             except FlashFailed:
                 pass
             if j._look(sector, _HEADER) and header_end(j._page):
-                j._head = j._tail = sector
-                j._end = _HEADER + _RECORD
+                j._head = j._tail = j._cursor_sector = sector
+                j._end = j._cursor_at = _HEADER + _RECORD
                 j._use[sector] = _CHAINED
                 j._chain = 1
                 j._free -= 1

@@ -106,12 +106,12 @@ def make_room(journal: "Any", need: int, message: bool) -> None:
         if journal._tail == oldest:
             raise StoreFull("held messages fill sector %d" % oldest)
     elif message and may_drop and floor < end <= journal.next_seq:
-        _drop(journal, floor, end)
+        _drop(journal, floor, end, tail)
     else:
         raise StoreFull("%d sectors, %d messages wait" % (usable, journal.waiting))
 
 
-def _drop(journal: "Any", first: int, end: int) -> None:
+def _drop(journal: "Any", first: int, end: int, tail: int) -> None:
     """Drop the messages of the oldest sector: their bodies are lost."""
     window_end = journal.low + _WINDOW
     if journal.on_drop:
@@ -125,5 +125,8 @@ def _drop(journal: "Any", first: int, end: int) -> None:
     for seq in range(journal.low, min(end, window_end)):
         journal._lengths[seq & 31] = 0
     journal.floor = end
-    journal._located = max(journal._located, end)
+    if journal._located < end:
+        journal._located = end
+        journal._cursor_sector = tail
+        journal._cursor_at = 0
     journal._advance()
