@@ -672,7 +672,7 @@ class Client:
                 self._refuse(timeout_ms)
             start_ms = ticks_ms()
             # All received bytes were read: wait for the socket, unless received messages wait for a handler.
-            if link.reads < 0 and not (link.output.end or (session.waiting and session.waiting.entries)):
+            if link.read_count < 0 and not (link.output.end or (session.waiting and session.waiting.entries)):
                 left = link.wait_ms - ticks_diff(start_ms, link.stepped_ms)
                 if left > 0 and not self.errors:
                     self._wait(left if left < timeout_ms else timeout_ms)

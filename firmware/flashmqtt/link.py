@@ -106,7 +106,7 @@ class Link:
         self._state = _STOPPED
         self._since_ms = 0  # its begin; for _DOWN, its end; for _UP, when OPEN began
         self._check_ms = 0  # when to call `check`
-        self.reads = 0  # in this `step`; -1: read when the socket is ready
+        self.read_count = 0  # in this `step`; -1: read when the socket is ready
         self._stuck = False
         self._stuck_ms = 0
         self._unproved = False  # this connection has neither delivered a message nor lasted `lasting_ms`
@@ -186,7 +186,7 @@ class Link:
         if self._state != _UP:
             event = self._connect(now_ms)
         else:
-            n = self.reads
+            n = self.read_count
             # If the socket was emptied, no received packet is left: read first.
             event = _NOTHING if n < 0 else self._process(now_ms)
             while event != _MESSAGE:
@@ -211,17 +211,17 @@ class Link:
                             session.reported = 0
                             n = _READS  # more reports may wait
                         self.wait_ms = 0 if n == _READS else wait
-                        self.reads = -1 if n == _READ_OUT else 0
+                        self.read_count = -1 if n == _READ_OUT else 0
                         break
                     event = self._read_from(self.sock)
                     if event:
                         self.connection.received_ms = now_ms
                         # A short read has emptied the socket. With TLS more may be decrypted, unseen by poll.
-                        self.reads = n = n + 1 if event == 2 or self._tls else _READ_OUT
+                        self.read_count = n = n + 1 if event == 2 or self._tls else _READ_OUT
                         event = self._process(now_ms)
                     elif event is None:
                         event = n < 0  # the received packets are not processed yet
-                        self.reads = n = _READ_OUT
+                        self.read_count = n = _READ_OUT
                         event = self._process(now_ms) if event else _NOTHING
                     else:
                         raise ConnectionLost(CLOSED_BY_PEER)
@@ -466,7 +466,7 @@ class Link:
 
     def _close(self) -> None:
         self._unproved = self._stuck = False
-        self.reads = 0
+        self.read_count = 0
         self.events = 0
         self.shaking = None
         try:

@@ -199,12 +199,7 @@ class Decoder:
         self._last_bytes = 0  # if Ctrl-C ends this half-way, the packet is decoded anew
         self.topic_start += by
         self.topic_end += by
-        self.moved = True
-        self.payload_start += by
-        self.payload_end += by
-        if self._viewed:
-            self._viewed = False
-            del self.payload
+        self._place(self.payload_start + by, self.payload_end + by)
         self._last_bytes = n
 
     def _next(self, buf: "bytearray | memoryview", at: int, end: int) -> int:
