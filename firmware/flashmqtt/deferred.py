@@ -38,8 +38,21 @@ class Deferred(WaitingQueue):
         self.unclaimed_ms = unclaimed_ms
 
     def serve(self, now_ms: int) -> "Any":
-        """Hand over waiting messages that are claimed now, drop unclaimed ones; return how many were handed over."""
+        """Hand over waiting messages that are claimed now, drop unclaimed ones; return how many were handed over.
+
+        Calls by a timer are refused meanwhile, but those of handlers are not.
+        """
         client = self._client
+        try:
+            client.session.busy = True
+            return self._serve(now_ms)
+        finally:
+            client.link.handling = client.session.busy = False
+
+    def _serve(self, now_ms: int) -> "Any":
+        client = self._client
+        session = client.session
+        link = client.link
         on_message = client.on_message
         if not self.due(now_ms, on_message is not None):
             return 0
@@ -58,11 +71,23 @@ class Deferred(WaitingQueue):
             try:
                 for entry in self.claims(message) or (None,):
                     if entry not in message.finished:
-                        finished = message.finished + (entry,)  # before the call: no memory may be left after it
-                        client.run(entry.handler if entry else on_message, message)
-                        message.finished = finished
+                        before = message.finished
+                        finished = before + (entry,)  # before the call: no memory may be left after it
+                        handler = entry.handler if entry else on_message
+                        session.busy = False
+                        link.handling = True
+                        result = handler(message)
+                        message.finished = finished  # now: the next jump is where Ctrl-C or a timer may come
+                        session.busy = True
+                        link.handling = False
+                        if result is not None:
+                            message.finished = before
+                            client._check(result)
+                            message.finished = finished
             except BaseException as error:
+                link.handling = False
                 self.failed_with(message, error)
+                session.busy = True
                 if not isinstance(error, Exception):
                     raise
             else:
@@ -94,7 +119,10 @@ class Deferred(WaitingQueue):
             message.reported = False  # before the call: no memory may be left after it
             left = message.state == _LEFT or message.in_pieces  # only its topic is in RAM
             if left or self.begin(message):
+                busy = client.session.busy
+                client.session.busy = False
                 client.call(client.on_unclaimed, message)
+                client.session.busy = busy
                 message.reported = True  # last: after Ctrl-C it is reported again
                 if not self._keeps_unclaimed:
                     self.finish(message)
@@ -107,6 +135,7 @@ class Deferred(WaitingQueue):
         if not (isinstance(error, Exception) or client.session.handed) and client.session.message.qos:
             client.link.interrupted()  # Ctrl-C ended `add`
         try:
+            client.session.busy = True
             message = self.refuse(None, ticks_ms(), isinstance(error, Exception), finished)
         except BaseException as full:  # no memory, or Ctrl-C: the broker sends it again
             message = None
@@ -114,11 +143,18 @@ class Deferred(WaitingQueue):
             client.link.fail(full, ticks_ms())
             if not isinstance(full, MemoryError):
                 raise
+        finally:
+            client.session.busy = False
         self.report_error(error, message or client.session.message)
 
     def failed_with(self, message: "Any", error: "Any") -> None:
         """A handler raised for a message that waited."""
-        self.refuse(message, ticks_ms(), isinstance(error, Exception))
+        session = self._client.session
+        try:
+            session.busy = True
+            self.refuse(message, ticks_ms(), isinstance(error, Exception))
+        finally:
+            session.busy = False
         self.report_error(error, message)
 
     def report_error(self, error: "Any", message: "Any") -> None:

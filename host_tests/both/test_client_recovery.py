@@ -599,6 +599,47 @@ def test_call_that_interrupts_disconnect_is_refused_without_damage(name):
     mqtt.disconnect()
 
 
+def call_from_timer(mqtt, owner, name, refused):
+    """Let each call that a timer must not make interrupt a method, once."""
+    works = getattr(owner, name)
+
+    def interrupted(*arguments):
+        setattr(owner, name, works)
+        for call in (mqtt.poll, mqtt.disconnect, lambda: mqtt.subscribe("b", 1), lambda: mqtt.unsubscribe("b")):
+            with pytest.raises(UsageError):
+                call()
+        refused.append(name)
+        return works(*arguments)
+
+    setattr(owner, name, interrupted)
+
+
+@pytest.mark.req("Q3", "Q4", "R4")
+@pytest.mark.parametrize("qos", [1, 2])
+def test_call_that_interrupts_the_receipt_of_a_message_is_refused_without_damage(qos):
+    store = RamStore()
+    broker, mqtt = connected(store=store)
+    refused = []
+    seen = []
+
+    def handler(message):
+        seen.append(message.payload)
+        if len(seen) == 1:
+            raise ValueError
+
+    mqtt.on_message = handler
+    mqtt.on_error = lambda error, message: mqtt.publish("t", "failed", 1)
+    call_from_timer(mqtt, store, "hold", refused)  # the packet is in the buffer that a SUBSCRIBE needs, too
+    call_from_timer(mqtt, mqtt.load_waiting(), "add", refused)  # after the handler has raised
+    broker.give(publish(b"a", b"1" * 40, qos, 1), *([pubrel(1)] if qos == 2 else []))
+    poll_until(mqtt, lambda: seen)
+    call_from_timer(mqtt, mqtt.session.waiting, "begin", refused)  # before it is handed over again
+    poll_until(mqtt, lambda: broker.of(4 if qos == 1 else 7))
+    assert seen == [b"1" * 40] * 2 and refused == (["hold"] if qos == 2 else []) + ["add", "begin"]
+    assert mqtt.drain(PATIENCE_S) and broker.of(3) and broker.of(8) == broker.of(10) == [] and broker.connects == 1
+    mqtt.disconnect()
+
+
 @pytest.mark.req("R4", "S1")
 def test_publish_from_a_scheduled_callback_during_publish_is_refused():
     if sys.implementation.name != "micropython":

@@ -63,13 +63,13 @@ def unwant(session: "Any", filter_: "Any", properties: "Any" = None) -> "Any":
         if session.level != 5:
             raise UsageError("properties need level 5, not %d" % session.level)
         properties = pack(10, properties)
+    requests = requests_of(session)
     several = isinstance(filter_, (list, tuple))
     filters = [_octets(one) for one in filter_] if several else [_octets(filter_)]
     for one in filters:
         n = put_unsubscribe(session.scratch, 0, 1, (one,), session.level, False, properties)
         if n > len(session.output.buf):
             raise BufferTooSmall("UNSUBSCRIBE of %d bytes: buffer_bytes has %d" % (n, len(session.output.buf)))
-    requests = requests_of(session)
     entries = []
     for one in filters:
         entry = requests.entry(one)  # an unknown one may have been made before the last restart

@@ -114,7 +114,15 @@ def want(session: "Any", filter_: "Any", options: "Any", handler: "Any", propert
 
 
 def requests_of(session: "Any") -> "Any":
-    """Return a session's `Requests`; make it when it is first needed."""
+    """Return a session's `Requests`; make it when it is first needed.
+
+    Raises:
+        UsageError: a timer's call interrupts another one, which may need the same buffer.
+    """
+    if session.busy:
+        from flashmqtt.arguments import refuse_call
+
+        refuse_call(None)
     if session.requests is None:
         session.requests = Requests(session)
     return session.requests
