@@ -187,7 +187,7 @@ class Link:
             event = self._connect(now_ms)
         else:
             n = self.read_count
-            # If the socket was emptied, no received packet is left: read first.
+            # If it was emptied, no received packet is left: read first.
             event = _NOTHING if n < 0 else self._process(now_ms)
             while event != _MESSAGE:
                 if event == _NOTHING:
@@ -216,7 +216,7 @@ class Link:
                     event = self._read_from(self.sock)
                     if event:
                         self.connection.received_ms = now_ms
-                        # A short read has emptied the socket. With TLS more may be decrypted, unseen by poll.
+                        # A short read has emptied the socket. TLS may hold more, unseen by poll.
                         self.read_count = n = n + 1 if event == 2 or self._tls else _READ_OUT
                         event = self._process(now_ms)
                     elif event is None:
