@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 
 from tools.children import kill, popen
 from tools.pipeline import java
-from tools.pipeline.commits import Output
+from tools.pipeline.tables.commits import Output
 from tools.proof import fleet
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -14,10 +14,11 @@ import pytest
 from host_tests.pipeline import browser
 from host_tests.pipeline.planted import write_pack
 from tools.landing import parquet, segments
-from tools.pipeline import session, source, stream
-from tools.pipeline.commits import Output
-from tools.pipeline.delta import Delta
-from tools.pipeline.storage import Storage
+from tools.pipeline import session, stream
+from tools.pipeline.tables import source
+from tools.pipeline.tables.commits import Output
+from tools.pipeline.tables.delta import Delta
+from tools.pipeline.tables.storage import Storage
 
 SMALL_FRAMES = {
     "spark.default.parallelism": "2",

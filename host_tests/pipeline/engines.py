@@ -6,7 +6,7 @@ import duckdb
 import pyarrow as pa
 from deltalake import DeltaTable
 
-from tools.pipeline import delta, schemas
+from tools.pipeline.tables import delta, schemas
 
 COLUMNS = {
     "readings": ["device", "life", "boot", "seq", "index", "name", "value", "arrival"],

@@ -56,9 +56,9 @@ def publishing(home, step):
 
     from host_tests.pipeline.conftest import Landing, Local
     from tools.pipeline import compact, stream
-    from tools.pipeline.commits import COMMITS, Output
-    from tools.pipeline.delta import Delta
-    from tools.pipeline.storage import Storage
+    from tools.pipeline.tables.commits import COMMITS, Output
+    from tools.pipeline.tables.delta import Delta
+    from tools.pipeline.tables.storage import Storage
 
     landing = Landing(home / "landing")
     local, output = Local(), Output(str(home / "out"))
@@ -94,8 +94,8 @@ def forgetting(home, step):
 
     from tools.landing.log import LandingLog
     from tools.pipeline import forget
-    from tools.pipeline.commits import COMMITS
-    from tools.pipeline.storage import Storage
+    from tools.pipeline.tables.commits import COMMITS
+    from tools.pipeline.tables.storage import Storage
 
     create = Storage.create
 

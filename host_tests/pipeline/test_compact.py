@@ -9,9 +9,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from host_tests.pipeline.conftest import rows_in
-from tools.pipeline import commits, compact, ledger, remake, report, stream, task, verdict
-from tools.pipeline.commits import Output
-from tools.pipeline.storage import Storage
+from tools.pipeline import compact, remake, report, stream, verdict
+from tools.pipeline.batch import ledger, task
+from tools.pipeline.tables import commits
+from tools.pipeline.tables.commits import Output
+from tools.pipeline.tables.storage import Storage
 
 DAY_US = 86_400_000_000
 BEGIN = datetime.datetime.fromtimestamp(1_790_000_000, datetime.UTC).date()

@@ -4,7 +4,9 @@ import datetime
 
 import pytest
 
-from tools.pipeline import check, dating, schemas
+from tools.pipeline import check
+from tools.pipeline.batch import dating
+from tools.pipeline.tables import schemas
 
 
 def frame(spark, table, *rows):

@@ -10,10 +10,11 @@ import pytest
 from deltalake import DeltaTable
 
 from host_tests.pipeline import engines, killed
-from tools.pipeline import compact, delta, stream
-from tools.pipeline.commits import Output, OutputError
-from tools.pipeline.delta import Delta
-from tools.pipeline.storage import Storage
+from tools.pipeline import compact, stream
+from tools.pipeline.tables import delta
+from tools.pipeline.tables.commits import Output, OutputError
+from tools.pipeline.tables.delta import Delta
+from tools.pipeline.tables.storage import Storage
 
 DAY_US = 86_400_000_000
 OLD = {1, 2}

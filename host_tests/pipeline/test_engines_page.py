@@ -12,11 +12,11 @@ import pytest
 
 from host_tests.pipeline import engines
 from host_tests.pipeline.conftest import taken
-from tools.pipeline import delta
-from tools.pipeline.commits import Output
-from tools.pipeline.delta import Delta
+from tools.pipeline.tables import delta
+from tools.pipeline.tables.commits import Output
+from tools.pipeline.tables.delta import Delta
 
-HERE = Path(delta.__file__).parent
+HERE = Path(delta.__file__).parents[1]
 PAGE = (HERE / "ENGINES.md").read_text()
 TRIED, _, UNTRIED = PAGE.partition("## Not tried here")
 BLOCKS = re.findall(r"^```python\n(.*?)^```", TRIED, re.MULTILINE | re.DOTALL)

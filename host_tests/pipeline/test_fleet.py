@@ -5,7 +5,7 @@ import pytest
 
 from host_tests.pipeline.conftest import once
 from tools.pipeline import verdict
-from tools.pipeline.commits import Output
+from tools.pipeline.tables.commits import Output
 from tools.proof import fleet
 
 

@@ -14,8 +14,8 @@ import pytest
 from host_tests.pipeline.conftest import once
 from tools.command import serve_metrics
 from tools.pipeline import compact, follow, metrics, run, session, verdict
-from tools.pipeline.commits import Output
-from tools.pipeline.storage import Storage
+from tools.pipeline.tables.commits import Output
+from tools.pipeline.tables.storage import Storage
 
 
 class Query:
@@ -161,7 +161,7 @@ WORKER = """Job aborted due to stage failure: Task 0 in stage 3.0 failed 1 times
 (TID 3) (localhost executor driver): org.apache.spark.api.python.PythonException: Traceback (most recent call last):
   File "/x/pyspark/worker.py", line 3500, in main
     process()
-  File "/x/tools/pipeline/task.py", line 12, in run
+  File "/x/tools/pipeline/batch/task.py", line 12, in run
     raise {kind}({text!r})
 {kind}: {text}
 
@@ -193,9 +193,9 @@ def test_worker_failure_is_reported_with_its_own_message(kind, text, told):
 
 def test_failure_of_a_batch_is_reported_without_the_query_and_its_state():
     said = """[FOREACH_BATCH_USER_FUNCTION_ERROR] An error occurred. Reason: Traceback (most recent call last):
-  File "/x/tools/pipeline/source.py", line 78, in between
+  File "/x/tools/pipeline/tables/source.py", line 78, in between
     raise LandingError(
-tools.pipeline.source.LandingError: segment c-000000004.parquet is missing
+tools.pipeline.tables.source.LandingError: segment c-000000004.parquet is missing
  SQLSTATE: 39000 SQLSTATE: XXKST
 === Streaming Query ===
 Identifier: flashmqtt [id = 7784, runId = 4ca6]"""

@@ -25,11 +25,12 @@ from tools.landing import segments
 from tools.landing.lock import LandingInUse
 from tools.landing.seal import seal
 from tools.landing.store import LandingStore
-from tools.pipeline import byte_search, compact, forget, mapping, plain, report, series, sink, stream, verdict
-from tools.pipeline.books import Books
-from tools.pipeline.commits import Output, OutputError, name_of
-from tools.pipeline.delta import Delta
-from tools.pipeline.storage import Storage
+from tools.pipeline import byte_search, compact, forget, report, series, sink, stream, verdict
+from tools.pipeline.batch import mapping, plain
+from tools.pipeline.tables.books import Books
+from tools.pipeline.tables.commits import Output, OutputError, name_of
+from tools.pipeline.tables.delta import Delta
+from tools.pipeline.tables.storage import Storage
 
 Names = functools.partial(landing_names.Names, of=plain.devices_of)
 GONE = "greenhouse-1"

@@ -9,9 +9,9 @@ import pytest
 
 from host_tests.pipeline.conftest import Landing
 from host_tests.pipeline.test_ledger import Books
-from tools.pipeline import mapping, plain, senml
-from tools.pipeline.messages import EVENT_LABELS, NO_MAPPING, process
-from tools.pipeline.state import State
+from tools.pipeline.batch import mapping, plain, senml
+from tools.pipeline.batch.messages import EVENT_LABELS, NO_MAPPING, process
+from tools.pipeline.batch.state import State
 
 DIGITS = ("1" * 40, "-" + "1" * 309, "1" * 400, "1" * 4300, "1" * 4301, "1." + "1" * 5000, "0." + "0" * 400 + "1")
 NUMBERS = (

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tools.pipeline import intervals
+from tools.pipeline.tables import intervals
 
 SEQS = st.integers(1, 40) | st.integers(2**31 - 6, 2**31 - 1)
 MEMBERS = st.sets(st.tuples(st.integers(0, 3), SEQS), max_size=30)

@@ -12,9 +12,10 @@ import pytest
 
 from host_tests.pipeline.planted import TIME_S, fleet, write_pack
 from host_tests.pipeline.test_lives import generated, joined
-from tools.pipeline import delays, intervals, ledger, schemas, summary, ties
-from tools.pipeline.messages import process
-from tools.pipeline.state import State
+from tools.pipeline.batch import ledger, ties
+from tools.pipeline.batch.messages import process
+from tools.pipeline.batch.state import State
+from tools.pipeline.tables import delays, intervals, schemas, summary
 
 KEY = ("device", "life", "boot")
 TEXTS = ("causes", "topics", "reasons")

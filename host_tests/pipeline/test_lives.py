@@ -14,9 +14,10 @@ from host_tests.pipeline.conftest import Landing
 from host_tests.pipeline.planted import write_pack
 from host_tests.pipeline.test_task import KEY, YIELDED, Written, counted, intervals, reloaded, work_parts
 from tools.command import Failure
-from tools.pipeline import lives, placing, schemas, state
-from tools.pipeline.messages import process
-from tools.pipeline.state import State
+from tools.pipeline.batch import lives, placing, state
+from tools.pipeline.batch.messages import process
+from tools.pipeline.batch.state import State
+from tools.pipeline.tables import schemas
 
 SUMS = ("delivered", "readings", "resent", "replayed", "reordered", "returns")
 ROWS = ("readings", "events", "duplicates", "quarantine", "prints", "undelivered")

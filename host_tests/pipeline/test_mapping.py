@@ -6,8 +6,9 @@ import re
 
 import pytest
 
-from tools.pipeline import mapping, run
-from tools.pipeline.mapping import Misfit, Reading
+from tools.pipeline import run
+from tools.pipeline.batch import mapping
+from tools.pipeline.batch.mapping import Misfit, Reading
 
 
 def rules(tmp_path, text):

@@ -23,9 +23,9 @@ from host_tests.pipeline.conftest import rows_in
 from tools.children import bound_to_this_process
 from tools.landing import parquet
 from tools.pipeline import compact, forget, report, stream, verdict
-from tools.pipeline.commits import Commit, Output, OutputError
-from tools.pipeline.delta import Delta
-from tools.pipeline.storage import Storage
+from tools.pipeline.tables.commits import Commit, Output, OutputError
+from tools.pipeline.tables.delta import Delta
+from tools.pipeline.tables.storage import Storage
 
 LACKING = [name for name in ("moto", "flask", "flask_cors") if importlib.util.find_spec(name) is None]
 pytestmark = pytest.mark.skipif(

@@ -10,7 +10,7 @@ import pytest
 from host_tests.pipeline import browser
 from host_tests.pipeline.conftest import Landing, Local, once
 from tools.pipeline import report, verdict
-from tools.pipeline.commits import Output
+from tools.pipeline.tables.commits import Output
 from tools.proof import fleet
 
 pytestmark = pytest.mark.req("P9")

@@ -6,8 +6,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from host_tests.pipeline.conftest import Landing, rows_in, taken
-from tools.pipeline import compact, lives, prints, schemas, verdict
-from tools.pipeline.storage import Storage
+from tools.pipeline import compact, verdict
+from tools.pipeline.batch import lives, prints
+from tools.pipeline.tables import schemas
+from tools.pipeline.tables.storage import Storage
 
 
 @pytest.fixture

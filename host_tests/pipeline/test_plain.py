@@ -15,11 +15,13 @@ from hypothesis import strategies as st
 from host_tests.pipeline.conftest import Landing, Local
 from host_tests.pipeline.test_task import work
 from tools.landing import parquet, segments
-from tools.pipeline import check, mapping, plain, schemas, stream, task, verdict
-from tools.pipeline.commits import Output
-from tools.pipeline.messages import process
-from tools.pipeline.state import State
-from tools.pipeline.storage import Storage
+from tools.pipeline import check, stream, verdict
+from tools.pipeline.batch import mapping, plain, task
+from tools.pipeline.batch.messages import process
+from tools.pipeline.batch.state import State
+from tools.pipeline.tables import schemas
+from tools.pipeline.tables.commits import Output
+from tools.pipeline.tables.storage import Storage
 
 JSON = mapping.Mapping(
     tuple(
@@ -412,7 +414,7 @@ def test_topics_of_our_boards_skip_plain_and_mapped_parsing(landing, monkeypatch
     assert set(readings_of(landing)) == {"readings", "prints", "tally"}
 
 
-README = Path(plain.__file__).parent / "README.md"
+README = Path(plain.__file__).parents[1] / "README.md"
 
 
 def test_mapping_in_the_readme_gives_the_readings_shown_there(tmp_path):

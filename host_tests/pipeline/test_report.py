@@ -12,7 +12,7 @@ from app import health
 from app.senml import pack
 from host_tests.pipeline.conftest import once, rows_in, taken
 from tools.pipeline import report, verdict
-from tools.pipeline.commits import Output
+from tools.pipeline.tables.commits import Output
 
 pytestmark = pytest.mark.usefixtures("without_delta")
 
@@ -67,7 +67,7 @@ def written(local, landing, tmp_path):
 
 @pytest.mark.req("P9")
 def test_page_shows_the_tables_and_loads_no_external_resource(written):
-    from tools.pipeline.books import Books
+    from tools.pipeline.tables.books import Books
 
     path, output = written
     facts = facts_in(path)

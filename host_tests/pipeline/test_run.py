@@ -10,8 +10,8 @@ import pytest
 
 from tools.command import Failure
 from tools.pipeline import compact, java, remake, report, run, session
-from tools.pipeline.commits import Output
-from tools.pipeline.storage import Storage, StorageError
+from tools.pipeline.tables.commits import Output
+from tools.pipeline.tables.storage import Storage, StorageError
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ def test_java_shim_removes_one_flag_and_keeps_other_arguments(tmp_path):
 
 def test_code_archive_for_executors_is_complete(tmp_path):
     """An executor has the installed packages, and of our code what the driver sends."""
-    jobs = ["tools.pipeline.stream", "tools.pipeline.compact", "tools.pipeline.ledger"]
+    jobs = ["tools.pipeline.stream", "tools.pipeline.compact", "tools.pipeline.batch.ledger"]
     program = f"import sys; sys.path.insert(0, {str(session.code_archive(tmp_path))!r}); import {', '.join(jobs)}"
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     ran = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=environment, capture_output=True, text=True)

@@ -8,7 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from host_tests.pipeline.planted import write_pack
-from tools.pipeline import senml
+from tools.pipeline.batch import senml
 
 HEAD = {"bn": "dev/", "boot": 1, "seq": 7, "up": 2.5}
 T = 1_800_000_000.0

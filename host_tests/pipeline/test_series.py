@@ -8,8 +8,8 @@ import pytest
 
 from host_tests.pipeline.conftest import once
 from tools.pipeline import compact, series
-from tools.pipeline.commits import Output
-from tools.pipeline.storage import StorageError
+from tools.pipeline.tables.commits import Output
+from tools.pipeline.tables.storage import StorageError
 
 START_S = 1_790_000_000
 

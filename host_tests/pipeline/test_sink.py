@@ -19,9 +19,10 @@ import pytest
 from host_tests.pipeline import postgres
 from host_tests.pipeline.conftest import Local
 from host_tests.pipeline.test_plain import Tables
-from tools.pipeline import compact, dating, forget, sink
+from tools.pipeline import compact, forget, sink
+from tools.pipeline.batch import dating
 from tools.pipeline.sink import Position, SinkError, bring, open_sink
-from tools.pipeline.storage import Storage
+from tools.pipeline.tables.storage import Storage
 
 ROOT = Path(__file__).resolve().parents[2]
 LACKS_POSTGRES = (
@@ -323,8 +324,9 @@ KILLED = """
 import os, signal, sys
 import duckdb, psycopg, pandas, pyarrow.csv, pyarrow.dataset  # once, not in each child
 sys.path.insert(0, {root!r})
-from tools.pipeline import sink, sink_duckdb, sink_postgres
-from tools.pipeline.commits import Output
+from tools.pipeline import sink
+from tools.pipeline.sinks import duckdb_file, postgres
+from tools.pipeline.tables.commits import Output
 calls = moment = 0
 def killed(real):
     def call(self, sql, *more):
@@ -335,7 +337,7 @@ def killed(real):
             os.kill(os.getpid(), signal.SIGKILL)
         return done
     return call
-for kind in (sink_duckdb.DuckSink, sink_postgres.PostgresSink):
+for kind in (duckdb_file.DuckSink, postgres.PostgresSink):
     for name in ("_run", "_copy"):
         if hasattr(kind, name):
             setattr(kind, name, killed(getattr(kind, name)))
@@ -875,11 +877,11 @@ def test_wrong_argument_is_named(tables, tmp_path, capsys, arguments, text):
 
 @pytest.mark.parametrize(
     ("package", "to", "module"),
-    [("duckdb", "x.duckdb", "sink_duckdb"), ("psycopg", "postgresql://x/y", "sink_postgres")],
+    [("duckdb", "x.duckdb", "duckdb_file"), ("psycopg", "postgresql://x/y", "postgres")],
 )
 def test_missing_driver_is_named(tables, capsys, monkeypatch, package, to, module):
     monkeypatch.setitem(sys.modules, package, None)
-    monkeypatch.delitem(sys.modules, f"tools.pipeline.{module}", raising=False)
+    monkeypatch.delitem(sys.modules, f"tools.pipeline.sinks.{module}", raising=False)
     assert sink.main(["--out", tables.output.storage.uri, "--to", to]) == 2
     assert f"the package {package} is not installed: pip install -r requirements.txt" in capsys.readouterr().err
 

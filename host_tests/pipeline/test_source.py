@@ -6,9 +6,11 @@ import pytest
 
 from tools.landing import parquet, segments
 from tools.landing.log import Header, LandingLog
-from tools.pipeline import source, stream, task
-from tools.pipeline.commits import Output
-from tools.pipeline.storage import Storage, StorageError
+from tools.pipeline import stream
+from tools.pipeline.batch import task
+from tools.pipeline.tables import source
+from tools.pipeline.tables.commits import Output
+from tools.pipeline.tables.storage import Storage, StorageError
 
 
 def three_segments(landing):

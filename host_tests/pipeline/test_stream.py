@@ -13,10 +13,11 @@ from pyspark.errors import PySparkException
 from host_tests.pipeline.conftest import once, rows_in, taken
 from host_tests.waiting import until
 from tools.landing import parquet
-from tools.pipeline import archive, check, compact, schemas, session, source, stream, verdict
-from tools.pipeline.commits import Commit, Output, OutputError
-from tools.pipeline.source import LandingError
-from tools.pipeline.storage import Storage, StorageError
+from tools.pipeline import archive, check, compact, session, stream, verdict
+from tools.pipeline.tables import schemas, source
+from tools.pipeline.tables.commits import Commit, Output, OutputError
+from tools.pipeline.tables.source import LandingError
+from tools.pipeline.tables.storage import Storage, StorageError
 
 
 def go(spark, landing, out, checkpoint=None, buckets=2, **more):

@@ -16,11 +16,12 @@ from hypothesis import strategies as st
 from host_tests.pipeline.conftest import Landing, once
 from host_tests.pipeline.planted import fleet, write_pack
 from tools.landing import parquet, segments
-from tools.pipeline import lives, schemas, senml, task, ties
-from tools.pipeline.messages import EVENT_LABELS, NO_MAPPING, process
-from tools.pipeline.parts import merge_tallies
-from tools.pipeline.state import State
-from tools.pipeline.storage import Storage
+from tools.pipeline.batch import lives, senml, task, ties
+from tools.pipeline.batch.messages import EVENT_LABELS, NO_MAPPING, process
+from tools.pipeline.batch.state import State
+from tools.pipeline.tables import schemas
+from tools.pipeline.tables.parts import merge_tallies
+from tools.pipeline.tables.storage import Storage
 
 KEY = ("device", "life", "boot")
 YIELDED = {**schemas.TABLES, "plain": schemas.READINGS, "tally": schemas.TALLY, "met": schemas.PLAIN}

@@ -11,9 +11,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from host_tests.pipeline.conftest import rows_in, taken
-from tools.pipeline import books, storage, stream, task, verdict
-from tools.pipeline.commits import Output, OutputError
-from tools.pipeline.storage import Storage
+from tools.pipeline import stream, verdict
+from tools.pipeline.batch import task
+from tools.pipeline.tables import books, storage
+from tools.pipeline.tables.commits import Output, OutputError
+from tools.pipeline.tables.storage import Storage
 
 pytestmark = pytest.mark.usefixtures("without_delta")
 SECOND_US = 1_000_000

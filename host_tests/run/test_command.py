@@ -15,7 +15,7 @@ import pytest
 
 from tools import command
 from tools.command import ended, file, folder, number, progress_bar
-from tools.pipeline.commits import Output
+from tools.pipeline.tables.commits import Output
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -9,8 +9,8 @@ import pytest
 from flashmqtt.flash.ram import RamRegion
 from flashmqtt.journal.journal import Journal
 from tools.landing import parquet, segments
-from tools.pipeline import schemas
-from tools.pipeline.commits import Commit, Output
+from tools.pipeline.tables import schemas
+from tools.pipeline.tables.commits import Commit, Output
 from tools.proof.soak import judge
 from tools.proof.soak.samples import HEAP_BYTES, Sample, Wear, heaps, write
 

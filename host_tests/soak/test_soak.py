@@ -18,8 +18,9 @@ import sys
 from contextlib import nullcontext
 from pathlib import Path
 from host_tests.pipeline.conftest import Local
-from tools.pipeline import follow, session, source, stream
-from tools.pipeline.commits import Output
+from tools.pipeline import follow, session, stream
+from tools.pipeline.tables import source
+from tools.pipeline.tables.commits import Output
 from tools.proof.soak.__main__ import soak
 from tools.proof.soak.fleet import Settings
 

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 from tools.landing.names import Names
 
-from .storage import Storage, StorageError
+from .tables.storage import Storage, StorageError
 
 CHUNK = 1 << 20
 COMPRESSED = {".gz": "gzip", ".zst": "zstd"}

@@ -19,10 +19,11 @@ import pyarrow.compute as pc
 
 from tools.command import counted, ended, named
 
-from . import options, schemas
-from .books import Books
-from .commits import Output
-from .storage import Storage
+from . import options
+from .tables import schemas
+from .tables.books import Books
+from .tables.commits import Output
+from .tables.storage import Storage
 from .verdict import MOST_ROWS, shown
 
 if TYPE_CHECKING:

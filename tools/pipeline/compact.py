@@ -26,11 +26,12 @@ import pyarrow as pa
 from tools.command import counted, ended, filled, named
 from tools.landing import segments
 
-from . import options, schemas, series, source
-from .commits import DELTA_LOG, Commit, Output, OutputError, batch_of, bucket_of, day_of
-from .delta import Delta
-from .files import rewrite
-from .storage import Storage, retried
+from . import options, series
+from .tables import schemas, source
+from .tables.commits import DELTA_LOG, Commit, Output, OutputError, batch_of, bucket_of, day_of
+from .tables.delta import Delta
+from .tables.files import rewrite
+from .tables.storage import Storage, retried
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

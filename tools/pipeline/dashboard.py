@@ -21,7 +21,7 @@ import orjson
 from tools import command
 
 from . import options, report, series, verdict
-from .commits import Commit, Output
+from .tables.commits import Commit, Output
 
 PORT = 9106
 LOOPBACK = ("127.0.0.1", "localhost", "::1")

@@ -13,10 +13,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from . import report, source, verdict
-from .commits import Output
+from . import report, verdict
 from .metrics import Metrics
-from .storage import Storage
+from .tables import source
+from .tables.commits import Output
+from .tables.storage import Storage
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming import StreamingQuery

@@ -33,15 +33,17 @@ from tools.landing import parquet, segments
 from tools.landing.names import Names
 from tools.landing.store import LandingStore
 
-from . import byte_search, options, plain, prints, report, schemas, senml, series, sink, source, summary, verdict
-from .books import Books
-from .commits import COMMITS, DELTA_LOG, TEMPORARY, Commit, Output, OutputError, batch_of, bucket_of, name_of
-from .delta import Delta
-from .files import rewrite
-from .mapping import OURS, Mapping
-from .mapping import read as read_mapping
-from .messages import NO_MAPPING
-from .storage import Storage
+from . import byte_search, options, report, series, sink, verdict
+from .batch import plain, prints, senml
+from .batch.mapping import OURS, Mapping
+from .batch.mapping import read as read_mapping
+from .batch.messages import NO_MAPPING
+from .tables import schemas, source, summary
+from .tables.books import Books
+from .tables.commits import COMMITS, DELTA_LOG, TEMPORARY, Commit, Output, OutputError, batch_of, bucket_of, name_of
+from .tables.delta import Delta
+from .tables.files import rewrite
+from .tables.storage import Storage
 
 MESSAGE = ["topic", "payload", "collector", "segment", "row", "arrival"]
 MADE_AGAIN = (report.NAME, series.FOLDER, *{name.split("/", 1)[0] for name in verdict.FILES.values()}, "spark.log")

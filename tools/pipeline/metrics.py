@@ -8,7 +8,7 @@ import time
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 
-from .commits import Commit
+from .tables.commits import Commit
 from .verdict import Verdict
 
 PREFIX = "flashmqtt_pipeline_"

@@ -11,9 +11,11 @@ import sys
 from tools.command import Failure, ended, filled, named, number
 from tools.landing import segments
 
-from . import mapping, options, source, verdict
-from .commits import Output
-from .storage import Storage
+from . import options, verdict
+from .batch import mapping
+from .tables import source
+from .tables.commits import Output
+from .tables.storage import Storage
 
 COMPARED = (
     *("boots", "devices", "published", "delivered", "readings", "missing", "quarantine"),

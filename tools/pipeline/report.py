@@ -22,11 +22,12 @@ import pyarrow.compute as pc
 
 from tools.command import ended, named
 
-from . import options, schemas, series, summary, verdict
-from .books import Books, as_of_one_commit, first
-from .commits import Output
-from .schemas import GIVEN_UP
+from . import options, series, verdict
 from .series import FOLDER
+from .tables import schemas, summary
+from .tables.books import Books, as_of_one_commit, first
+from .tables.commits import Output
+from .tables.schemas import GIVEN_UP
 from .verdict import Verdict
 
 NAME, TITLE = "report.html", "flashmqtt: values and delivery"

@@ -17,9 +17,10 @@ from typing import Any
 from tools.command import Failure, counted, ended, explained, filled, named, number, serve_metrics
 from tools.landing import segments
 
-from . import mapping, options, verdict
-from .commits import Commit, Output
-from .storage import Storage
+from . import options, verdict
+from .batch import mapping
+from .tables.commits import Commit, Output
+from .tables.storage import Storage
 
 STOPPED = "stopped; the batches printed above are in the tables, and the next run continues after them"
 PRINTED = {"readings": "readings", "duplicates": "duplicates removed", "quarantine": "in quarantine"}
@@ -112,7 +113,8 @@ def _settings(table: dict[str, Any], before: str = "") -> Iterator[tuple[str, An
 @named("pipeline")
 def main(argv: list[str] | None = None) -> int:
     """Run the pipeline; return the exit status."""
-    from . import follow, report, session, source, stream
+    from . import follow, report, session, stream
+    from .tables import source
 
     given = arguments(argv)
     verdict.expectations(given)

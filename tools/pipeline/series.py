@@ -24,11 +24,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from . import intervals
-from .commits import Commit, Output, bucket_of
-from .state import pack
-from .storage import StorageError
-from .ties import AHEAD_US, SET_SINCE_US, plausible
+from .batch.state import pack
+from .batch.ties import AHEAD_US, SET_SINCE_US, plausible
+from .tables import intervals
+from .tables.commits import Commit, Output, bucket_of
+from .tables.storage import StorageError
 
 FORMAT = 2
 FOLDER = "report"

@@ -24,9 +24,10 @@ from typing import TYPE_CHECKING, Any
 
 from tools.command import Failure
 
-from . import java, schemas
+from . import java
 from .scratch import Scratch
-from .storage import Storage
+from .tables import schemas
+from .tables.storage import Storage
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -268,7 +269,7 @@ def _output_to(log: Path | None) -> Iterator[None]:
 def code_archive(directory: Path) -> Path:
     """Return a zip of the code that tasks need, in the form of `--py-files`."""
     archive = directory / "flashmqtt_pipeline.zip"
-    ours = (ROOT, ("tools/__init__.py", "tools/command.py", "tools/landing/*.py", "tools/pipeline/*.py"))
+    ours = (ROOT, ("tools/__init__.py", "tools/command.py", "tools/landing/*.py", "tools/pipeline/**/*.py"))
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as out:
         for base, patterns in (ours, (ROOT / "firmware", ("flashmqtt/**/*.py",))):
             for path in (path for pattern in patterns for path in sorted(base.glob(pattern))):

@@ -28,9 +28,9 @@ from tools import command
 from tools.landing.durable import replacing
 
 from . import options
-from .commits import Commit, Output
-from .sink_database import BOOTS, LAYOUT, SHEET, TABLES, Position, Sink, SinkError
-from .storage import Storage, retried
+from .sinks.database import BOOTS, LAYOUT, SHEET, TABLES, Position, Sink, SinkError
+from .tables.commits import Commit, Output
+from .tables.storage import Storage, retried
 
 SINKS = "sinks"
 REGISTERED = "registered.json"  # the end of the files' names; earlier versions had one file of this name, with a list
@@ -48,12 +48,12 @@ def open_sink(to: str, schema: str = "flashmqtt") -> Sink:
     """
     try:
         if not _is_address(to):
-            from .sink_duckdb import DuckSink
+            from .sinks.duckdb_file import DuckSink
 
             return DuckSink(Path(to))
         if not to.startswith(("postgresql://", "postgres://")) and "://" in to:
             raise SinkError(f"{to}: give a file's path, or postgresql://user@host/database")
-        from .sink_postgres import PostgresSink
+        from .sinks.postgres import PostgresSink
 
         return PostgresSink(to, schema)
     except ImportError as error:
@@ -158,7 +158,7 @@ def register(output: Output, to: str, schema: str) -> None:
     Each database has a file of its own, so that two that are added at the same moment both stay.
     """
     if _is_address(to):
-        from .sink_postgres import address
+        from .sinks.postgres import address
 
         to = address(to)
     else:

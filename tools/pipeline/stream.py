@@ -18,12 +18,13 @@ import pyarrow as pa
 
 from tools.landing import segments
 
-from . import schemas, source, summary, task
-from .commits import Commit, Output
-from .delta import Delta
-from .mapping import Mapping
-from .messages import NO_MAPPING
-from .storage import Storage
+from .batch import task
+from .batch.mapping import Mapping
+from .batch.messages import NO_MAPPING
+from .tables import schemas, source, summary
+from .tables.commits import Commit, Output
+from .tables.delta import Delta
+from .tables.storage import Storage
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

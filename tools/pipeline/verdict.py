@@ -27,10 +27,12 @@ from flashmqtt.codec.topics import check_filter
 from flashmqtt.errors import InvalidTopic
 from tools.command import Failure, columns, counted, ended, explained, named
 
-from . import options, plain, schemas, summary
-from .books import Books, as_of_one_commit
-from .commits import Output
-from .mapping import OURS
+from . import options
+from .batch import plain
+from .batch.mapping import OURS
+from .tables import schemas, summary
+from .tables.books import Books, as_of_one_commit
+from .tables.commits import Output
 
 MOST_ROWS = 40
 MOST_NAMED = 5

@@ -32,7 +32,8 @@ AREAS = {
         f"{BOTH}app*.py host_tests/boards/test_discovery.py host_tests/boards/test_application.py",
     ),
     "pipeline": (
-        "tools/pipeline/ledger.py tools/pipeline/state.py tools/pipeline/placing.py tools/pipeline/lives.py",
+        "tools/pipeline/batch/ledger.py tools/pipeline/batch/state.py "
+        "tools/pipeline/batch/placing.py tools/pipeline/batch/lives.py",
         "host_tests/pipeline/test_ledger.py host_tests/pipeline/test_lives.py host_tests/pipeline/test_past.py",
     ),
 }

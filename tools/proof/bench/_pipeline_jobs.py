@@ -101,7 +101,7 @@ def bytes_a_row(out: Path, names: list[str], rows: int = 0) -> float:
 
 def whole(landings: list[str], out: Path) -> None:
     """Our complete run, `python -m tools.pipeline.run`, with all processes that it starts."""
-    from tools.pipeline.commits import Output
+    from tools.pipeline.tables.commits import Output
 
     for landing in landings:
         fresh(out)
@@ -118,10 +118,11 @@ def whole(landings: list[str], out: Path) -> None:
 def spark(landings: list[str], out: Path) -> None:
     """Batches and a stream in one Spark session; only the first batch is cold."""
     from tools.landing import segments
-    from tools.pipeline import session, source, stream
-    from tools.pipeline.commits import Output
-    from tools.pipeline.delta import Delta
-    from tools.pipeline.storage import Storage
+    from tools.pipeline import session, stream
+    from tools.pipeline.tables import source
+    from tools.pipeline.tables.commits import Output
+    from tools.pipeline.tables.delta import Delta
+    from tools.pipeline.tables.storage import Storage
 
     meter = Meter()
     made = session.make("local[*]", out.parent / "spark.log")

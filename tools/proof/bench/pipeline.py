@@ -18,7 +18,7 @@ from typing import IO, Any
 
 from tools import children
 from tools.bootstrap import ROOT
-from tools.pipeline.commits import Output
+from tools.pipeline.tables.commits import Output
 from tools.proof import fleet
 from tools.proof.bench.figures import Bench
 

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from tools.flashsim.nor import SECTOR_BYTES
 from tools.journal.report import read_sector
-from tools.pipeline.commits import Output
+from tools.pipeline.tables.commits import Output
 from tools.proof.board import HEAP
 
 HEAP_BYTES = int(HEAP.removesuffix("K")) * 1024

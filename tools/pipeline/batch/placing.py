@@ -10,7 +10,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from . import intervals, lives
+from tools.pipeline.tables import intervals
+
+from . import lives
 from .lives import LIFE_BITS, Message
 from .state import BOOT_BITS, State, pack
 

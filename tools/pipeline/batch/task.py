@@ -23,16 +23,17 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tools.landing import parquet, segments
+from tools.pipeline.tables import schemas, summary
+from tools.pipeline.tables.commits import Output
+from tools.pipeline.tables.files import DICTIONARY, parquet_writer
+from tools.pipeline.tables.storage import Storage, limits
 
-from . import ledger, plain, schemas, summary, ties
-from .commits import Output
-from .files import DICTIONARY, parquet_writer
+from . import ledger, plain, ties
 from .mapping import Mapping
 from .messages import NO_MAPPING, process
 from .prints import Past, encoded
 from .readback import read_back
 from .state import State
-from .storage import Storage, limits
 
 DAY_US = 86_400_000_000
 MOST_OPEN = 64

@@ -1,6 +1,6 @@
 """What every database of a sink has: its tables, their keys, the position, the view of dated readings, and the calls.
 
-`sink.py` copies commits with these calls; `sink_duckdb.py` and `sink_postgres.py` implement them.
+`sink.py` copies commits with these calls; `duckdb_file.py` and `postgres.py` implement them.
 """
 
 import json
@@ -13,8 +13,8 @@ from typing import Any
 import pyarrow as pa
 
 from tools.command import Failure
-
-from . import dating, schemas
+from tools.pipeline.batch import dating
+from tools.pipeline.tables import schemas
 
 LAYOUT = 2
 """The version of the sinks' tables; increased when they change."""

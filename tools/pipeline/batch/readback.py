@@ -12,10 +12,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from . import intervals, schemas
+from tools.pipeline.tables import intervals, schemas
+from tools.pipeline.tables.storage import Storage
+
 from .prints import places
 from .state import State, pack
-from .storage import Storage
 
 
 def read_back(

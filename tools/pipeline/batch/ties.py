@@ -8,8 +8,9 @@ not depend on the order of arrival, and the number of kept ties depends on jumps
 import numpy as np
 import pyarrow as pa
 
-from . import intervals, schemas
-from .files import table_of
+from tools.pipeline.tables import intervals, schemas
+from tools.pipeline.tables.files import table_of
+
 from .state import State
 
 JUMP_US = 1_000_000

@@ -22,10 +22,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from . import delays, intervals, schemas, summary
-from .files import whole
+from tools.pipeline.tables import delays, intervals, schemas, summary
+from tools.pipeline.tables.files import whole
+from tools.pipeline.tables.parts import merge_tallies
+
 from .lives import MOST_GAP
-from .parts import merge_tallies
 from .prints import encoded
 from .state import BOOT_BITS, State, pack
 

@@ -17,9 +17,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tools.landing import segments
+from tools.pipeline.tables import intervals, schemas, summary
+from tools.pipeline.tables.files import table_of, whole
 
-from . import intervals, schemas, summary
-from .files import table_of, whole
 from .mapping import BOOLEANS, NO_READINGS, NOT_FINITE, NUMBER, OURS, Mapping, Misfit, Rule, device_and_name, readings
 from .senml import NOT_THE_MESSAGE, unreadable
 from .state import State

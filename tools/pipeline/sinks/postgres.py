@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
 
-from .sink_database import TABLES, Sink, SinkError, column_list, dated_view, first_line
+from .database import TABLES, Sink, SinkError, column_list, dated_view, first_line
 
 NAMES = ("device", "name", "collector")
 LONGEST_NAME_BYTES = 600

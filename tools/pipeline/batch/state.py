@@ -13,12 +13,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tools.command import Failure
+from tools.pipeline.tables import intervals, schemas
+from tools.pipeline.tables.files import whole
+from tools.pipeline.tables.storage import retried
 
-from . import intervals, schemas
-from .files import whole
 from .lives import LIFE_BITS, Message
 from .prints import Past, Prints, places
-from .storage import retried
 
 BOOT_BITS = 31
 MOST_DEVICES = 1 << (63 - BOOT_BITS - LIFE_BITS)

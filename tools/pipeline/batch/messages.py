@@ -16,9 +16,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tools.landing import segments
+from tools.pipeline.tables import intervals, parts, schemas
+from tools.pipeline.tables.files import is_valid, table_of, whole
 
-from . import intervals, lives, parts, placing, plain, prints, schemas, senml, ties
-from .files import is_valid, table_of, whole
+from . import lives, placing, plain, prints, senml, ties
 from .mapping import Mapping
 from .senml import EVENT_LABELS
 from .state import State, pack, unpack

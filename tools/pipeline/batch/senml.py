@@ -27,8 +27,8 @@ import pyarrow.compute as pc
 import pyarrow.csv as pcsv
 import pyarrow.json as pj
 
-from .files import is_valid, whole
-from .schemas import EVENTS, GIVEN_UP, KEY, LARGEST, READINGS, SEQ
+from tools.pipeline.tables.files import is_valid, whole
+from tools.pipeline.tables.schemas import EVENTS, GIVEN_UP, KEY, LARGEST, READINGS, SEQ
 
 EVENT_LABELS = ("first", "cause", "dropped", "doubt_first", "doubt_last", "since")
 INTEGERS = ("life", *(label for label in EVENT_LABELS if label != "cause"))

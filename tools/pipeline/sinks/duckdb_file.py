@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from tools.landing.durable import sync_directory
 
-from .sink_database import Sink, SinkError, dated_view, first_line
+from .database import Sink, SinkError, dated_view, first_line
 
 
 class DuckSink(Sink):

@@ -14,10 +14,10 @@ from functools import partial
 import numpy as np
 import pyarrow as pa
 
-from . import intervals
-from .commits import Output, bucket_of
-from .files import whole
-from .storage import retried
+from tools.pipeline.tables import intervals
+from tools.pipeline.tables.commits import Output, bucket_of
+from tools.pipeline.tables.files import whole
+from tools.pipeline.tables.storage import retried
 
 MOST = (1 << intervals.SEQ_BITS) - 1
 MOST_KEPT = 1 << 22

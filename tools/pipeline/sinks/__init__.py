@@ -1,0 +1,1 @@
+"""The databases to which `tools.pipeline.sink` can copy the readings."""

@@ -1,0 +1,1 @@
+"""The tables of an output directory: schemas, files, commits, sums, Delta logs."""
