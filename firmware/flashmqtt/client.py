@@ -799,7 +799,7 @@ class Client:
                 self._finished += 1  # now: the next jump is where Ctrl-C may raise
                 if result is not None:
                     self._finished -= 1
-                    self._check(result)
+                    self.check(result)
                     self._finished += 1
         if not self._finished:
             if not self.on_message:
@@ -810,7 +810,7 @@ class Client:
             self._finished = _TAKEN
             if result is not None:
                 self._finished = 0
-                self._check(result)
+                self.check(result)
         self._finished = _TAKEN
         session.busy = True  # until the next step, or `ended`
         if session.handed:
@@ -844,9 +844,9 @@ class Client:
         finally:
             link.handling = False
         if result is not None:
-            self._check(result)
+            self.check(result)
 
-    def _check(self, result: "Any") -> None:
+    def check(self, result: "Any") -> None:
         """Refuse a handler that returned this result, if it is a coroutine."""
         if type(result) is COROUTINE:
             result.close()

@@ -82,7 +82,7 @@ class Deferred(WaitingQueue):
                         link.handling = False
                         if result is not None:
                             message.finished = before
-                            client._check(result)
+                            client.check(result)
                             message.finished = finished
             except BaseException as error:
                 link.handling = False

@@ -272,9 +272,7 @@ class Link:
     def interrupted(self) -> None:
         """Reconnect: Ctrl-C ended some work."""
         self._session.handed = 0
-        output = self.output
-        if not output.limit:
-            output.offered = output.end = -1  # in a packet: the next write fails
+        self.output.interrupted()
         if self._state > _DOWN:
             self._state = _ENDING
 

@@ -24,7 +24,6 @@ class Output:
     limit           the end of the room for packets. 0: no packet can be put now: the broker has not accepted a connection,
                     DISCONNECT was put, or a part of a packet is in the buffer
     sent_ms         when bytes were sent last
-    offered         the length of a write that took nothing; negative: a write may be incomplete, and the next one fails
 
     Args:
         size: of the buffer. A longer message is sent in pieces.
@@ -40,16 +39,23 @@ class Output:
         self.sent_ms = 0
         self._sync = sync
         self.promised = False  # do bytes to send depend on the store?
-        self.offered = 0
+        self._offered = (
+            0  # the length of a write that took nothing; negative: a write may be incomplete, the next one fails
+        )
 
     def clear(self) -> None:
         """The connection has ended: discard the buffer. Only CONNECT can be put before `open`."""
-        self.start = self.end = self.offered = self.limit = 0
+        self.start = self.end = self._offered = self.limit = 0
         self.promised = False
 
     def open(self) -> None:
         """Allow packets: the broker has accepted the connection, or a packet sent in pieces is complete."""
         self.limit = len(self.buf)
+
+    def interrupted(self) -> None:
+        """Ctrl-C ended some work: if it may have left a part of a packet here, let the next write fail."""
+        if not self.limit:
+            self._offered = self.end = -1
 
     def room(self) -> "Any":
         """Return how many bytes can be put now; 0 or less: none."""
@@ -114,24 +120,25 @@ class Output:
 
         sock.write(buf, start, n) returns how many bytes it took; None or 0: none. Before it, the store is made durable as far as
         these bytes need it. After a write that took nothing, the next one has the same length: TLS has already encrypted these
-        bytes, and treats the next call, whatever its length, as a repetition.
+        bytes, and treats the next call, whatever its length, as a repetition. If sock.write raised, nobody knows how much was
+        written: the next call raises ConnectionLost.
         """
         if self.promised:
             self._sync()
             self.promised = False  # not reached if the store fails: the next write tries again
         start = self.start
-        n = self.offered or self.end - start
+        n = self._offered or self.end - start
         if n < 0:
-            raise ConnectionLost("Ctrl-C interrupted a write")  # nobody knows how much was written
-        self.offered = -n
+            raise ConnectionLost("Ctrl-C interrupted a write")
+        self._offered = -n
         written = sock.write(self.buf, start, n)
         if written:
             self.sent_ms = now_ms
             start += written
             if start == self.end:
-                self.start = self.end = self.offered = 0
+                self.start = self.end = self._offered = 0
                 return True
             self.start = start
             n = 0
-        self.offered = n
+        self._offered = n
         return False

@@ -69,7 +69,7 @@ PUBLIC = (
         "The faces",
         "firmware/flashmqtt/client.py",
         ("Client",),
-        ("put", "want", "note_refusal", "disconnect_properties", "stopped", "load_waiting", "call", "run"),
+        ("put", "want", "note_refusal", "disconnect_properties", "stopped", "load_waiting", "call", "run", "check"),
     ),
     Shown("", "firmware/flashmqtt/aio.py", ("Client",), ("call",)),
     Shown("", "firmware/flashmqtt/simple.py", ("MQTTClient", "MQTTException")),

@@ -63,7 +63,7 @@ KNOWN = {
 # What each message uses on its way from `publish` to its acknowledgement, most of it in `flashmqtt.client`. The order is the
 # fastest of some fifty that were measured on the chip: it decides which names share a place in MicroPython's cache.
 HOT_NAMES = """
-busy offered low handling handed events read_count owner scratch wait_ms cursor _acknowledged errors sent_ms partial sock handle
+busy _offered low handling handed events read_count owner scratch wait_ms cursor _acknowledged errors sent_ms partial sock handle
 _state flight _size unsynced _whole inbound decoder received_ms _finish wants_request at _put dup_to request_id _read_from
 output quota reported streamed _direct _next packet_id stepped_ms _keep _tls limit proved states _process _isinstance
 undelivered level _bytes _check_ms urgent packet_type _len _topic _unproved more write_to _session on_delivered raw_copy
