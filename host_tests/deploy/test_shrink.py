@@ -595,10 +595,10 @@ def test_traceback_of_the_packed_library_is_shown_with_the_functions_of_the_repo
 
 @pytest.mark.req("B2")
 def test_short_name_of_several_functions_is_shown_with_all_of_them():
-    short = program("pico_w").names["_check"]
+    short = program("pico_w").names["interrupted"]
     said = explained(f'  File "flashmqtt.client", line 1, in {short}')
     assert said.startswith('  File "') and " or " in said
-    assert 'File "flashmqtt.link", in Link._check' in said and 'File "flashmqtt.client", in Client._check' in said
+    assert 'File "flashmqtt.link", in Link.interrupted' in said and 'File "flashmqtt.output", in Output.interrupted' in said
 
 
 @pytest.mark.req("B2")
