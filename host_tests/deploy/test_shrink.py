@@ -598,7 +598,10 @@ def test_short_name_of_several_functions_is_shown_with_all_of_them():
     short = program("pico_w").names["interrupted"]
     said = explained(f'  File "flashmqtt.client", line 1, in {short}')
     assert said.startswith('  File "') and " or " in said
-    assert 'File "flashmqtt.link", in Link.interrupted' in said and 'File "flashmqtt.output", in Output.interrupted' in said
+    assert (
+        'File "flashmqtt.link", in Link.interrupted' in said
+        and 'File "flashmqtt.output", in Output.interrupted' in said
+    )
 
 
 @pytest.mark.req("B2")
