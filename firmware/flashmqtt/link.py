@@ -36,7 +36,7 @@ _HOSTED = not hasattr(socket.socket, "readinto")
 # What ends the connection.
 _WORLD = (OSError, ConnectionLost, MalformedPacket, ProtocolError, ConnectRefused)
 
-# Events
+# Events: `connection.py`.
 _NOTHING = const(0)
 _MESSAGE = const(3)
 
@@ -54,7 +54,7 @@ _READS = const(4)  # reads in one call of `step`
 _READ_OUT = const(5)  # the last read emptied the socket
 _SENDING_MS = const(5)
 _BATCH_MS = const(2)  # delay before refilling the window, to batch writes
-_NEAR_MS = const(16000)  # the longest delay before a broker accepts
+_NEAR_MS = const(16000)  # the longest delay while no broker is reached, or it never accepted a connection
 _STEP = const(127)  # the step in byte 1 of the session's note
 _REFUSED = const(111)  # ECONNREFUSED: the host answered, so the network works
 
@@ -68,7 +68,7 @@ class Link:
         backoff: the delays between attempts.
         tls: an SSLContext, or None.
         server_name: the certificate's name, if it is not `host`.
-        timeout_ms: the deadline for TCP and for a write.
+        timeout_ms: the deadline for TCP, and for a write without progress.
     """
 
     def __init__(
@@ -187,7 +187,7 @@ class Link:
             event = self._connect(now_ms)
         else:
             n = self.read_count
-            # If it was emptied, no received packet is left: read first.
+            # If the socket was emptied, no received packet is left: read first.
             event = _NOTHING if n < 0 else self._process(now_ms)
             while event != _MESSAGE:
                 if event == _NOTHING:
@@ -216,7 +216,7 @@ class Link:
                     event = self._read_from(self.sock)
                     if event:
                         self.connection.received_ms = now_ms
-                        # A short read has emptied the socket. TLS may hold more, unseen by poll.
+                        # A short read has emptied the socket. With TLS more may be decrypted, unseen by poll.
                         self.read_count = n = n + 1 if event == 2 or self._tls else _READ_OUT
                         event = self._process(now_ms)
                     elif event is None:
