@@ -88,7 +88,7 @@ def verdicts(request, tmp_path_factory):
 @pytest.mark.req("Q0", "Q1", "Q2", "Q3", "Q4", "Q6", "Q7", "Q8", "B4")
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_client_meets_its_obligations(case, verdicts):
-    if str(case) not in verdicts:
+    if case.broker == Mosquitto.name and not find_mosquitto():
         pytest.skip("needs mosquitto")
     assert verdicts[str(case)].problems == [], verdicts[str(case)].details()
 
