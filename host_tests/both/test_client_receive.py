@@ -885,12 +885,14 @@ def test_message_not_taken_is_not_acknowledged_although_no_memory_was_left_to_ke
         owner, name = mqtt.session.waiting, "_append" if fails == "add" else "claims"
     if fails == "claims":
         broker.give(publish(b"x", b"0"))
-        poll_until(mqtt, lambda: mqtt.session.waiting.entries)
+        poll_until(mqtt, lambda: mqtt.session.waiting.entries, 0)
     works = getattr(owner, name)
 
     calls = []
 
     def no_memory(*arguments):
+        if fails == "claims" and arguments[0] is not mqtt.session.message:  # every 100 ms for the waiting one
+            return works(*arguments)
         calls.append(arguments)
         setattr(owner, name, works)
         raise MemoryError
