@@ -157,6 +157,20 @@ def test_orphans_exclude_files_of_the_batch_in_progress(local, days, out):
     assert len(compact.orphans(days.output)) == 2
 
 
+@pytest.mark.req("P3", "P7")
+@pytest.mark.parametrize("lost", [1, 2])
+def test_compaction_is_refused_while_a_commit_is_missing_and_deletes_no_row(days, out, capsys, lost):
+    days.take(days=2, batches=2)
+    path = out / commits.name_of(lost)
+    content = path.read_bytes()
+    path.unlink()
+    assert compact.main(["--out", str(out)]) == 2
+    assert f"{path} is missing, and only it names the files of its batch: restore it" in capsys.readouterr().err
+    path.write_bytes(content)
+    assert len(days.readings()) == 8
+    assert verdict.judge(days.output).line == verdict.WHOLE
+
+
 @pytest.mark.req("P4", "P7")
 def test_retention_deletes_old_days_and_keeps_the_audit(local, days, out):
     days.take(days=5)

@@ -22,6 +22,8 @@ from host_tests.pipeline.test_plain import Tables
 from tools.pipeline import compact, forget, sink
 from tools.pipeline.batch import dating
 from tools.pipeline.sink import Position, SinkError, bring, open_sink
+from tools.pipeline.tables import commits
+from tools.pipeline.tables.commits import OutputError
 from tools.pipeline.tables.storage import Storage
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -216,6 +218,16 @@ def test_update_is_restarted_when_a_compaction_deletes_its_files(to, tables, mon
     monkeypatch.setattr(sink, "_rows", rows)
     update(to, tables.output)
     assert_same(to, tables.output)
+
+
+@pytest.mark.req("P3")
+def test_sink_does_not_pass_over_a_missing_commit(tables, tmp_path):
+    (tmp_path / "out" / commits.name_of(1)).rename(tmp_path / "lost")
+    with pytest.raises(OutputError, match="is missing, and only it names the files of its batch: restore it"):
+        update(str(tmp_path / "readings.duckdb"), tables.output)
+    (tmp_path / "lost").rename(tmp_path / "out" / commits.name_of(1))
+    update(str(tmp_path / "readings.duckdb"), tables.output)
+    assert_same(str(tmp_path / "readings.duckdb"), tables.output)
 
 
 def test_rows_deleted_by_retention_stay_in_the_sink(to, tables):

@@ -66,8 +66,12 @@ def compact(spark: SparkSession | None, out: str, keep_from: str | None = None) 
         spark: None if there is nothing to merge: see `files_to_merge`.
         out: the output directory.
         keep_from: the first day (YYYY-MM-DD) whose readings, prints, duplicates and quarantine are kept.
+
+    Raises:
+        OutputError: a commit is missing.
     """
     output = Output(out)
+    output.check_commits()
     commits = output.commits()
     if not commits:
         return None

@@ -178,11 +178,12 @@ def forget(
 
 
 def _check_commits(output: Output) -> None:
-    """Check that the newest commits are there: all files that no commit names will be deleted.
+    """Check that all commits are there: all files that no commit names will be deleted.
 
     Raises:
-        OutputError: a file of the tables is of a batch behind the next one.
+        OutputError: a commit is missing, or a file of the tables is of a batch behind the next one.
     """
+    output.check_commits()
     newest = max(output.numbers(), default=0)
     for table in schemas.TABLES:
         for name in output.storage.list(table, recursive=True):

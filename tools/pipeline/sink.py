@@ -96,6 +96,7 @@ def _next(output: Output, own: str, sink: Sink, anew: bool, taken: Callable[[], 
         if anew and before:
             sink.clear()
             before = None
+        output.check_commits()
         commits = output.commits()
         if before:
             _check(before, own, commits, sink)

@@ -219,16 +219,28 @@ class Output:
             if any(type(value) is not type(blank[name]) for name, value in vars(commit).items() if name != "kept_from"):
                 raise TypeError
         except (ValueError, TypeError) as error:
-            raise OutputError(
-                f"{self.storage.uri}/{name_of(batch)} is damaged, and only it names the files of its batch: restore it from a"
-                " backup. If there is none, give another --out: the pipeline makes all tables again from the landing"
-            ) from error
+            raise self._lost(name_of(batch), "damaged") from error
         if unknown:
             raise OutputError(
                 f"{self.storage.uri}/{name_of(batch)} was written by a newer version of the pipeline: this one does not know"
                 f" {', '.join(sorted(unknown))}; use the newer one"
             )
         return commit
+
+    def _lost(self, name: str, how: str) -> OutputError:
+        return OutputError(
+            f"{self.storage.uri}/{name} is {how}, and only it names the files of its batch: restore it from a"
+            " backup. If there is none, give another --out: the pipeline makes all tables again from the landing"
+        )
+
+    def check_commits(self) -> None:
+        """Check that no valid commit is missing: the files of its batch would count as those of an interrupted attempt.
+
+        Raises:
+            OutputError: one is missing.
+        """
+        if missing := _missing(self.commits()):
+            raise self._lost(missing[0], "missing")
 
     def latest(self) -> Commit | None:
         """Return the last commit."""
@@ -313,9 +325,7 @@ class Output:
         """
         before = self.numbers()
         commits = self.commits()
-        first = 1 if not commits or not commits[0].whole else commits[0].batch
-        numbers = {commit.batch for commit in commits}
-        missing = [name_of(batch) for batch in range(first, max(numbers, default=0)) if batch not in numbers]
+        missing = _missing(commits)
         wanted = set().union(*(commit.named for commit in commits), commits[-1].named_states if commits else ())
         tops = sorted({name.split("/", 1)[0] for name in wanted})
         there = {f"{top}/{name}" for top in tops for name in self.storage.list(top, True)}
@@ -331,6 +341,13 @@ class Output:
         if not files:
             return spark.createDataFrame([], schema)
         return spark.read.schema(schema).parquet(*[self.storage.address(name) for name in files])
+
+
+def _missing(commits: list[Commit]) -> list[str]:
+    """Return the names of the commits that are not there."""
+    first = 1 if not commits or not commits[0].whole else commits[0].batch
+    numbers = {commit.batch for commit in commits}
+    return [name_of(batch) for batch in range(first, max(numbers, default=0)) if batch not in numbers]
 
 
 def _crc(commit: dict[str, Any]) -> int:
