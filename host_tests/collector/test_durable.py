@@ -37,6 +37,18 @@ def test_error_of_syncing_the_folder_names_the_file(tmp_path, monkeypatch):
     assert raised.value.filename == str(tmp_path / "file")
 
 
+@pytest.mark.parametrize("mode", [0o600, 0o664])
+def test_replaced_file_keeps_its_mode_and_owner(tmp_path, mode):
+    (tmp_path / "file").write_text("old")
+    (tmp_path / "file").chmod(mode)
+    owner = os.getgid() if os.getuid() else 1234  # only root may give a file to another user
+    os.chown(tmp_path / "file", -1, owner)
+    with durable.replacing(tmp_path / "file", "w") as file:
+        file.write("new")
+    found = (tmp_path / "file").stat()
+    assert (found.st_mode & 0o777, found.st_gid) == (mode, owner)
+
+
 @pytest.mark.parametrize("sync", [True, False])
 def test_content_and_name_are_synced_only_if_asked_for(tmp_path, monkeypatch, sync):
     order = []

@@ -17,6 +17,8 @@ def replacing(
 ) -> Iterator[Any]:
     """Open a file for writing that gets the name `path` at the end of the block, or is deleted if the block raises.
 
+    A file that it replaces passes on its mode and its owner.
+
     Args:
         sync: the file and its name are durable at the end. Without it, the file may be empty after a power cut: only for
             files that can be made again.
@@ -29,6 +31,10 @@ def replacing(
     temporary = temporary or path.with_name(f".{path.name}.tmp")
     try:
         with temporary.open(mode, **options) as file:
+            with contextlib.suppress(OSError):  # there is no file yet, or only root may give the new one to its owner
+                before = path.stat()
+                os.fchmod(file.fileno(), before.st_mode & 0o777)
+                os.fchown(file.fileno(), before.st_uid, before.st_gid)
             yield file
             file.flush()
             if sync:
