@@ -78,6 +78,10 @@ def test_segment_from_which_messages_were_removed_is_the_one_that_was_read(landi
     source.check_numbers(directory, found, {"c": 1}, {"c": last_us}, checkpoint)
     path.write_bytes(b"damaged")
     source.check_numbers(directory, found, {"c": 1}, {"c": last_us}, checkpoint)
+    path.unlink()
+    path.symlink_to(path.name)  # stands for one that this user may not read: nothing is known about it
+    with pytest.raises(OSError, match="levels of symbolic links"):
+        source.check_numbers(directory, found, {"c": 1}, {"c": last_us}, checkpoint)
 
 
 @pytest.mark.req("P4")

@@ -80,14 +80,16 @@ def check_last(landing: Storage, found: dict[str, dict[int, str]], last: dict[st
 
 
 def arrivals_us(landing: Storage, name: str) -> tuple[int, int] | None:
-    """Return the first and the last arrival in a segment; None if it has no message, or its footer can't be read."""
+    """Return the first and the last arrival in a segment; None if it has no message, or its footer is damaged."""
     try:
         found = limits(landing.footer(name), "arrival")
         if found is None:
             return None
         first, last = ((one - EPOCH) // datetime.timedelta(microseconds=1) for one in found)
         return first, last
-    except (OSError, ValueError, TypeError, OverflowError, pa.ArrowException, StorageError):
+    except (OSError, ValueError, TypeError, OverflowError, pa.ArrowException, StorageError) as error:
+        if landing.of_system(error):
+            raise
         return None  # the task that reads the segment reports its damage; another writer may have times without a zone
 
 
