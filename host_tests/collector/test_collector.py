@@ -946,6 +946,10 @@ async def test_damaged_last_segment_is_refused_only_without_the_logs(tmp_path):
     shutil.rmtree(tmp_path / "c.logs")
     with pytest.raises(LandingDamaged, match=r"c-000000001.parquet: .* restore it"):
         Collector(settings, Health("c", quiet=True))
+    Path(segment.path).unlink()
+    Path(segment.path).symlink_to(segment.path)  # stands for one that this user may not read
+    with pytest.raises(LandingStalled, match=r"can't read .*c-000000001.parquet: Too many levels of symbolic links"):
+        Collector(settings, Health("c", quiet=True))
 
 
 @pytest.mark.req("P3")

@@ -34,7 +34,7 @@ from tools.collector.health import Health
 from tools.collector.oversize import encode_varint
 from tools.collector.runs import RunDecoder, RunSession
 from tools.collector.sealer import Sealer
-from tools.command import Failure, counted
+from tools.command import Failure, counted, explained
 from tools.landing import recent, segments
 from tools.landing.lock import LandingInUse, take_lock
 from tools.landing.log import (
@@ -625,7 +625,7 @@ def _last_segment(landing: Path, collector: str) -> tuple[int, int]:
     """Return this collector's highest segment number and its highest row ordinal; (0, 0) without segments.
 
     Raises:
-        LandingDamaged: a segment can't be read.
+        LandingDamaged, LandingStalled: a segment is damaged, or can't be read.
     """
     mine = [segment for segment in segments.find_segments(landing) if segment.collector == collector]
     if not mine:
@@ -636,8 +636,11 @@ def _last_segment(landing: Path, collector: str) -> tuple[int, int]:
     last = 0
     for segment in reversed(mine):  # the newest ones may be empty: made instead of lost ones, or of a deleted device
         try:
-            last = max(pq.read_table(segment.path, columns=["row"])["row"].to_pylist(), default=0)
+            with Path(segment.path).open("rb") as file:
+                last = max(pq.read_table(file, columns=["row"])["row"].to_pylist(), default=0)
         except (OSError, pa.ArrowInvalid) as error:
+            if getattr(error, "errno", None):  # of the system, not of the content
+                raise LandingStalled(f"can't read {explained(error, segment.path)}")
             raise LandingDamaged(
                 f"{segment.path}: {error}. There is no log, so the numbers of the next segment and its rows follow from this one:"
                 " restore it, or move it away and use another client id"
