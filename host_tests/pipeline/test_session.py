@@ -16,6 +16,7 @@ from pyspark.sql import SparkSession
 from host_tests.waiting import until
 from tools.pipeline import java, run, session
 from tools.pipeline.scratch import PREFIX
+from tools.pipeline.tables.storage import Storage
 
 STARTS_A_JVM = """
 import socket
@@ -75,6 +76,17 @@ def test_process_ends_while_a_jvm_connection_stays_open_and_its_jvm_finds_paths_
     assert ended.returncode == 0 and ended.stdout.startswith("True\n"), ended.stderr
     assert "Traceback" not in ended.stderr
     assert not Path(f"/proc/{int(ended.stdout.split()[1])}").exists()
+
+
+def test_read_only_tables_get_no_log(tmp_path, monkeypatch):
+    logs = []
+    monkeypatch.setattr(session, "make", lambda master, log, more: logs.append(log))
+    with session.opened(None, Storage(str(tmp_path))):
+        pass
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    with session.opened(None, Storage(str(tmp_path))):
+        pass
+    assert logs == [tmp_path / "spark.log", None]
 
 
 def group_exists(group):

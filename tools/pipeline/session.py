@@ -131,7 +131,7 @@ def make(master: str | None = None, log: Path | None = None, more: dict[str, str
 def opened(master: str | None, out: Storage, more: dict[str, str] | None = None) -> Iterator[SparkSession]:
     """Yield the session of `make`. Stop it after the block, unless it existed before.
 
-    The JVM's log is in the output directory `out` if that is on this machine.
+    The JVM's log is in the output directory `out` if that is on this machine and can be written.
 
     Raises:
         Failure: Spark raised an error in the block, or its JVM ended.
@@ -140,7 +140,7 @@ def opened(master: str | None, out: Storage, more: dict[str, str] | None = None)
     from pyspark import SparkContext
     from pyspark.errors import PySparkException
 
-    log = Path(out.root) / "spark.log" if out.local else None
+    log = Path(out.root) / "spark.log" if out.local and os.access(out.root, os.W_OK) else None
     was_there = SparkContext._active_spark_context is not None
     spark = None
     try:
