@@ -623,10 +623,11 @@ async def four_logs_without_segments(tmp_path):
 
 @pytest.mark.req("P1")
 @in_a_loop
-async def test_one_process_seals_all_logs_of_an_earlier_run_and_ends(tmp_path, sealing_process, monkeypatch):
+async def test_logs_of_an_earlier_run_are_sealed_one_after_the_other(tmp_path, sealing_process, monkeypatch):
     begin, started = asyncio.create_subprocess_exec, []
 
     async def begin_and_note(*words, **options):
+        assert all(process.returncode == 0 for process in started)
         started.append(await begin(*words, **options))
         return started[-1]
 
@@ -635,44 +636,57 @@ async def test_one_process_seals_all_logs_of_an_earlier_run_and_ends(tmp_path, s
     monkeypatch.setattr(asyncio, "create_subprocess_exec", begin_and_note)
     async with collecting(tmp_path) as (broker, _):
         await broker.accept(CONNACK_PRESENT)
-        await until_async(lambda: len(find_segments(tmp_path)) == 4 and started[0].returncode == 0)
-    assert len(started) == 1
+        await until_async(lambda: len(find_segments(tmp_path)) == 4)
+    assert len(started) == 4
     assert payloads(tmp_path) == [b"%d" % n for n in range(4)]
 
 
-STRAY_LINES = """
-import json, sys, time
-from pathlib import Path
-from tools.landing.seal import attempt
-for line in sys.stdin:
-    if "03.log" in line:
-        time.sleep(0.1)
-    print(json.dumps(attempt(Path(json.loads(line)), Path(sys.argv[1]), False)), flush=True)
-    if "01.log" in line:
-        print("a library's warning", flush=True)
+STRAY_LINE = """
+import sys
+from tools.landing import seal
+if "01.log" in sys.argv[1] and not any(seal.Path(sys.argv[2]).glob("*.parquet")):
+    print("a library's warning", flush=True)
+seal.main()
 """
 
 
 @pytest.mark.req("P1")
 @in_a_loop
 async def test_line_that_is_no_answer_of_the_sealing_process_removes_no_log(tmp_path, sealing_process, monkeypatch):
-    begin, remove = asyncio.create_subprocess_exec, LandingStore.sealed
+    begin, started = asyncio.create_subprocess_exec, []
 
     async def begin_another(*words, **options):
-        return await begin(sys.executable, "-c", STRAY_LINES, *words[-2:], **options)
-
-    def remove_late(store, number):
-        if number == 2:
-            time.sleep(0.1)  # meanwhile the process would seal it again, and give one answer too many
-        remove(store, number)
+        started.append(words[-3])
+        return await begin(sys.executable, "-c", STRAY_LINE, *words[-3:], **options)
 
     monkeypatch.setattr(sealer, "RETRY_S", 0.01)
-    monkeypatch.setattr(LandingStore, "sealed", remove_late)
     await four_logs_without_segments(tmp_path)
     monkeypatch.setattr(asyncio, "create_subprocess_exec", begin_another)
     async with collecting(tmp_path) as (broker, _):
         await broker.accept(CONNACK_PRESENT)
+    assert len(started) == 5 and started[0] == started[1]
     assert payloads(tmp_path) == [b"%d" % n for n in range(4)]
+
+
+@pytest.mark.req("P1")
+@in_a_loop
+async def test_end_of_the_collector_ends_its_sealing_process(tmp_path, sealing_process, monkeypatch):
+    begin, started = asyncio.create_subprocess_exec, []
+
+    async def begin_another(*words, **options):
+        started.append(await begin(sys.executable, "-c", "import time; time.sleep(600)", **options))
+        return started[-1]
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", begin_another)
+    async with collecting(tmp_path, segment_rows=1) as (broker, collector):
+        await broker.accept()
+        await broker.exchange(publish(b"1", 1, 1), ack(PUBACK, 1))
+        await until_async(lambda: started)
+        await collector.sealer.stop()
+        assert started[0].returncode == -signal.SIGKILL
+        collector.sealer.start()
+        monkeypatch.setattr(asyncio, "create_subprocess_exec", begin)
+    assert payloads(tmp_path) == [b"1"]
 
 
 @pytest.mark.req("P1")

@@ -1,4 +1,4 @@
-"""Seals a collector's closed logs, one after the other, in a process that ends when no closed log is left.
+"""Seals a collector's closed logs, one after the other, each in a process of its own.
 
 When sealing fails, for example because the disk is full, it reports the failure and retries. A log is removed only when its
 segment is durable.
@@ -29,7 +29,6 @@ class Sealer:
         self._directory = directory
         self._health = health
         self._salvage = salvage
-        self._process: asyncio.subprocess.Process | None = None
         self._work = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._finishing = False
@@ -56,10 +55,7 @@ class Sealer:
         self._finishing = True
         self.wake()
         assert self._task is not None
-        try:
-            await self._task
-        finally:
-            await self.stop()
+        await self._task
 
     async def stop(self) -> None:
         """End at any point: sealing can be repeated."""
@@ -67,10 +63,6 @@ class Sealer:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError, LandingError):
                 await self._task
-        try:
-            await asyncio.wait_for(self._end_process(), 5)
-        except TimeoutError:
-            await self._kill()
 
     @property
     def failed(self) -> BaseException | None:
@@ -84,7 +76,6 @@ class Sealer:
         while self._store.closed or not self._finishing:
             if not self._store.closed:
                 self._work.clear()
-                await self._end_process()
                 await self._work.wait()
             elif await self._seal(self._store.closed[0]):
                 failures = 0
@@ -122,33 +113,23 @@ class Sealer:
         return True
 
     async def _ask(self, number: int) -> dict[str, Any]:
-        """Let the sealing process seal a log; return its answer, or one with an error if it can't start or is killed."""
+        """Let a process seal a log; return its answer, or one with an error if it can't start or is killed."""
+        process = None
         try:
-            if self._process is None or self._process.returncode is not None:
-                self._process = await asyncio.create_subprocess_exec(
-                    *(sys.executable, "-m", "tools.landing.seal", str(self._directory), str(int(self._salvage))),
-                    stdin=asyncio.subprocess.PIPE,
-                    stdout=asyncio.subprocess.PIPE,
-                    pass_fds=self._store.lock_handles,
-                )
-            process = self._process
-            assert process.stdin is not None and process.stdout is not None
-            process.stdin.write(json.dumps(str(self._store.log_path(number))).encode() + b"\n")
-            line = await process.stdout.readline()
-            if not line:
-                return {"error": f"the sealing process ended with status {await process.wait()}"}
-            answer: dict[str, Any] = json.loads(line)
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "tools.landing.seal"),
+                *(str(self._store.log_path(number)), str(self._directory), str(int(self._salvage))),
+                stdout=asyncio.subprocess.PIPE,
+                pass_fds=self._store.lock_handles,
+            )
+            output, _ = await process.communicate()
+            if not output:
+                return {"error": f"the sealing process ended with status {process.returncode}"}
+            answer: dict[str, Any] = json.loads(output)
         except (OSError, ValueError) as error:
-            await self._kill()  # its next answer would be taken for that of another log
             return {"error": f"{type(error).__name__}: {error}"}
+        finally:
+            if process is not None and process.returncode is None:  # this task was cancelled
+                process.kill()
+                await process.wait()
         return answer
-
-    async def _kill(self) -> None:
-        if self._process is not None and self._process.returncode is None:
-            self._process.kill()
-            await self._process.wait()
-
-    async def _end_process(self) -> None:
-        if self._process is not None and self._process.stdin is not None:
-            self._process.stdin.close()
-            await self._process.wait()

@@ -3,8 +3,8 @@
 The rows are a function of the log alone, and an existing segment is never written again. So sealing may be interrupted at
 any point and repeated: no row is written twice.
 
-`python -m tools.landing.seal` is the collector's sealing process, which writes Parquet on another core. It shares the collector's
-lock, so that no second collector starts while the sealing process of a killed one is still working: it ends after this log.
+`python -m tools.landing.seal` is the collector's sealing process, which writes Parquet on another core: one process for each
+log. It shares the collector's lock, so that no second collector starts while the sealing process of a killed one still works.
 """
 
 import contextlib
@@ -119,17 +119,16 @@ def attempt(log: Path, directory: Path, salvage: bool) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Seal the logs whose paths come on stdin, one JSON string a line. The arguments are the directory, and 1 to salvage."""
+    """Seal a log; print the answer as JSON. The arguments are the log's path, the directory, and 1 to salvage."""
     for number in (signal.SIGINT, signal.SIGTERM):  # the collector handles them, and waits for this process
         signal.signal(number, signal.SIG_IGN)
     with contextlib.suppress(OSError):
         os.nice(5)  # the collector has priority
     pa.set_cpu_count(1)
-    directory, salvage = sys.argv[1:]
+    log, directory, salvage = sys.argv[1:]
+    answer = json.dumps(attempt(Path(log), Path(directory), salvage == "1"))
     with contextlib.suppress(BrokenPipeError):  # the collector was killed; its next start finds the segment
-        for line in sys.stdin:
-            answer = json.dumps(attempt(Path(json.loads(line)), Path(directory), salvage == "1"))
-            os.write(sys.stdout.fileno(), answer.encode() + b"\n")
+        os.write(sys.stdout.fileno(), answer.encode())
 
 
 if __name__ == "__main__":
