@@ -43,7 +43,13 @@ MOST_COUNTED = 1 << 31  # a larger value is no counter of a board: another readi
 
 Spans = tuple[np.ndarray, np.ndarray]
 """The lowest and the highest number seen of each boot: see `State.spans`."""
-COUNTERS = ("erases_first", "erases", "connects", "told_uptime")
+REPORTED = {
+    **dict.fromkeys(("begun", "dropped_before", "erases_first"), "min"),
+    **dict.fromkeys(("dropped_after", "erases", "connects", "told_uptime"), "max"),
+    **dict.fromkeys(("cause", "cause_seq"), "first"),  # the cause is from the message with the lowest number that has one
+    **dict.fromkeys(("offset_us", "tied_seq"), "last"),  # the clock minus the uptime is from the last tie
+}
+"""The columns of the audit that are from the boards' messages, and how several messages give one value."""
 
 
 @dataclass
@@ -146,7 +152,7 @@ def update(state: State, known: np.ndarray, kept: Kept, batch: Batch, late_after
         tally = merge_tallies(state.keys_of, [before.select(schemas.TALLY.names), *tallies]).cast(schemas.TALLY)
         prior = before.take(_places(old_keys[again], state.keys[wanted]))
         made = _rows(
-            state, spans, wanted, tally, prior, rest, rest_keys, events, event_keys, reported, batch, late_after_s
+            state, spans, wanted, tally, prior, rest, rest_keys, events, reported, batch, late_after_s
         )
     lives, devices = _lives(state, kept.lives, before, made, reported)
     sums = summary.of(made)
@@ -313,7 +319,6 @@ def _rows(
     rest: pa.Table,
     rest_keys: np.ndarray,
     events: pa.Table,
-    event_keys: np.ndarray,
     reported: _Reported,
     batch: Batch,
     late_after_s: float,
@@ -323,8 +328,8 @@ def _rows(
     `tally` and `prior` have a row for each of these boots: its tally, and its old row of the audit, null if it is new.
     """
     keys = state.keys[wanted]
-    reports = _from_events(prior, events, np.searchsorted(keys, event_keys))
-    clocks = _offsets(state, keys, prior, batch.ties)
+    found = _reports(state, keys, prior, events, batch)
+    reports = {name: _numbers(found, name) for name in ("begun", "dropped_before", "dropped_after", "offset_us")}
 
     # The next boot's values: from its new row, if it is recomputed, too; else from its old row.
     begun = np.concatenate((reports["begun"], _numbers(rest, "begun")))
@@ -374,7 +379,7 @@ def _rows(
     offsets = np.searchsorted(place_of, np.arange(len(keys) + 1)).astype(np.int32)
     steps, counts = (whole(tally[name]) for name in ("steps", "counts"))
     columns: dict[str, Any] = {name: tally[name] for name in schemas.TALLY.names}
-    columns |= delays.figures(tally["base_us"].to_numpy(), steps, counts, clocks["offset_us"], late_after_s)
+    columns |= delays.figures(tally["base_us"].to_numpy(), steps, counts, reports["offset_us"], late_after_s)
     columns |= {
         "first_seq": first,
         "last_seq": last,
@@ -388,9 +393,7 @@ def _rows(
         "twice": twice,
         "absent": np.maximum(0, published - missing - in_tables),
         "open": ~follows,
-        **reports,
-        **clocks,
-        **_counters(state, keys, prior, batch.counters),
+        **{name: found[name] for name in REPORTED},
     }
     arrays = [_cast(columns[one.name], one.type) for one in schemas.AUDIT]
     return pa.table(arrays, schema=schemas.AUDIT)
@@ -435,56 +438,27 @@ def _gaps(
     return of[real], lo[real], hi[real]
 
 
-def _from_events(prior: pa.Table, events: pa.Table, at: np.ndarray) -> dict[str, Any]:
-    """Return the values from each boot's events, of earlier batches and of this one (`at`: the index of their boots)."""
-    found: dict[str, Any] = {name: _numbers(prior, name) for name in ("begun", "dropped_before", "dropped_after")}
-    np.fmin.at(found["begun"], at, _numbers(events, "first"))
-    np.fmin.at(found["dropped_before"], at, _numbers(events, "dropped"))
-    np.fmax.at(found["dropped_after"], at, _numbers(events, "dropped"))
-    # The cause is from the message with the lowest number that has one.
-    cause = pa.chunked_array([*prior["cause"].chunks, *events["cause"].chunks], pa.string()).combine_chunks()
-    seq = np.concatenate((_numbers(prior, "cause_seq"), _numbers(events, "seq")))
-    seq[cause.is_null().to_numpy(zero_copy_only=False)] = np.nan
-    chosen, found["cause_seq"] = _of_each(len(prior), at, seq, lowest=True)
-    found["cause"] = cause.take(chosen)
-    return found
-
-
-def _of_each(boots: int, at: np.ndarray, seq: np.ndarray, lowest: bool) -> tuple[pa.Array, np.ndarray]:
-    """Return for each boot the row with its highest or lowest number, null without one; and that number.
-
-    The first rows are one for each boot; `at` has the boots of the rows after them. NaN is no number.
-    """
-    place = np.concatenate((np.arange(boots), at))
-    order = np.lexsort((seq, place))
-    order = order[~np.isnan(seq[order])]
-    chosen = np.full(boots, -1)
-    order = order[::-1] if lowest else order
-    chosen[place[order]] = order  # the last one stays
-    return pa.array(chosen, mask=chosen < 0), np.where(chosen < 0, np.nan, seq[chosen])
-
-
-def _offsets(state: State, keys: np.ndarray, prior: pa.Table, new: list[pa.Table]) -> dict[str, np.ndarray]:
-    """Return each boot's clock minus its uptime, from its last tie, and that tie's number."""
-    table = _concatenated(new, schemas.TIES)
-    seq = np.concatenate((_numbers(prior, "tied_seq"), table["seq"].to_numpy()))
-    chosen, tied_seq = _of_each(len(prior), np.searchsorted(keys, state.keys_of(table)), seq, lowest=False)
-    offset = np.concatenate((_numbers(prior, "offset_us"), table["offset_us"].to_numpy()))
-    return {"tied_seq": tied_seq, "offset_us": pc.fill_null(pa.array(offset).take(chosen), np.nan).to_numpy()}
-
-
-def _counters(state: State, keys: np.ndarray, prior: pa.Table, new: list[pa.Table]) -> dict[str, np.ndarray]:
-    """Return the boards' counters: the fewest and the most erases, connections, and the uptime of the last report."""
-    found = {name: _numbers(prior, name) for name in COUNTERS}
-    for table in new:
-        places = np.searchsorted(keys, state.keys_of(table))
-        value, uptime = table["value"].to_numpy(), _numbers(table, "uptime")
-        is_wear = pc.equal(table["name"].cast(pa.string()), WEAR).to_numpy()
-        np.fmin.at(found["erases_first"], places[is_wear], value[is_wear])
-        np.fmax.at(found["erases"], places[is_wear], value[is_wear])
-        np.fmax.at(found["connects"], places[~is_wear], value[~is_wear])
-        np.fmax.at(found["told_uptime"], places, uptime)
-    return found
+def _reports(state: State, keys: np.ndarray, prior: pa.Table, events: pa.Table, batch: Batch) -> pa.Table:
+    """Return what the boards reported in some boots, in earlier batches and in this one: a row for each key, in this order."""
+    ties, caused = _concatenated(batch.ties, schemas.TIES), events.filter(events["cause"].is_valid())
+    parts = [
+        {"key": keys} | {name: prior[name] for name, how in REPORTED.items() if how == one}
+        for one in ("min", "max", "first", "last")
+    ]
+    dropped = dict.fromkeys(("dropped_before", "dropped_after"), events["dropped"])
+    parts += [
+        {"key": state.keys_of(events), "begun": events["first"], **dropped},
+        {"key": state.keys_of(caused), "cause_seq": caused["seq"], "cause": caused["cause"]},
+        {"key": state.keys_of(ties), "tied_seq": ties["seq"], "offset_us": ties["offset_us"]},
+    ]
+    for table in batch.counters:
+        is_wear, value = pc.equal(table["name"].cast(pa.string()), WEAR), table["value"]
+        part = dict.fromkeys(("erases_first", "erases"), pc.if_else(is_wear, value, None))
+        part |= {"connects": pc.if_else(is_wear, None, value), "told_uptime": table["uptime"]}
+        parts.append(part | {"key": state.keys_of(table)})
+    table = pa.concat_tables(map(pa.table, parts), promote_options="default")
+    table = table.sort_by([("cause_seq", "ascending"), ("tied_seq", "ascending")])  # no row has both
+    return summary.grouped(table, ["key"], REPORTED).sort_by("key")
 
 
 LIFE_SUMS = [one.name for one in schemas.LIVES if one.type == pa.int64() and not one.nullable and one.name != "boots"]
