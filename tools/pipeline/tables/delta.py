@@ -38,7 +38,7 @@ PARTITIONS = [pa.field("day", pa.date32()), pa.field("batch", pa.int64())]
 BATCH = "flashmqtt.batch"
 CONFIGURATION: dict[str, str | None] = {"delta.checkpointInterval": "20"}
 LAST_MOMENT = datetime.datetime.max.replace(tzinfo=datetime.UTC)
-TRIES = 8
+TRIES = 16
 READERS = 8
 
 
@@ -65,16 +65,9 @@ class Delta:
             DeltaError: a log can't be read or written.
         """
         self._batch = -1
-        latest = self.output.latest()
-        if latest is None:
-            return
-        tables = list(DIRECTORIES)
-        for tries_left in reversed(range(TRIES)):
-            tables = self._follow(tables, tries_left)
-            if not tables:
-                break
-            time.sleep(0.01)
-        self._batch = latest.batch
+        if latest := self.output.latest():
+            self._publish()
+            self._batch = latest.batch
 
     def committed(self, commit: Commit) -> None:
         """Add a commit's files to the logs. Read all commits only if another process has changed something.
@@ -82,9 +75,7 @@ class Delta:
         Raises:
             DeltaError: see `follow`.
         """
-        tables = [table for table in DIRECTORIES if table in schemas.STATE or table in commit.files]
-        if commit.batch != self._batch + 1 or self._follow(tables, 1, commit):
-            self.follow()
+        self._publish(commit if commit.batch == self._batch + 1 else None)
         self._batch = commit.batch
 
     def forget_history(self) -> None:
@@ -100,7 +91,7 @@ class Delta:
             log = f"{directory}/{DELTA_LOG}"
             if not storage.exists(log):
                 continue
-            with self._attempt([table]):
+            with self._reported(table):
                 found = DeltaTable(address(storage, directory))
                 newest = f"{found.version():020d}"
                 if f"{newest}.checkpoint.parquet" not in storage.list(log):
@@ -110,38 +101,41 @@ class Delta:
                         storage.delete(f"{log}/{name}")
 
     @contextmanager
-    def _attempt(self, tables: list[str], again: list[str] | None = None) -> Iterator[None]:
-        """Convert the block's errors. If another process publishes or compacts, add the tables to `again`, if it is given."""
-        from deltalake.exceptions import CommitFailedError
+    def _reported(self, table: str) -> Iterator[None]:
+        """Convert the errors of the block, which reads or writes a table's log."""
         from deltalake.exceptions import DeltaError as Failed
 
         try:
             yield
         except (Failed, OSError, ValueError) as error:
-            if again is None or not isinstance(error, CommitFailedError | FileNotFoundError):
-                raise self._error(tables[0], error) from error
-            again += tables
+            raise self._error(table, error) from error
 
-    def _follow(self, tables: list[str], tries_left: int, one: Commit | None = None) -> list[str]:
-        """Update some logs to the newest commit, or add the commit `one`, if they have all earlier ones.
+    def _publish(self, one: Commit | None = None) -> None:
+        """Update the logs to the newest commit, or add the commit `one`, if they have all earlier ones."""
+        from deltalake.exceptions import CommitFailedError
 
-        Return the logs to try again: another process publishes or compacts.
-        """
-        again: list[str] = []
-        missed = again if tries_left else None
-        found: dict[str, DeltaTable] = {}
-        commits = [one] if one else []
+        for tries_left in reversed(range(TRIES)):
+            tables = [table for table in DIRECTORIES if not one or table in schemas.STATE or table in one.files]
+            try:
+                self._publish_once(tables, one)
+                return
+            except DeltaError as error:  # another process publishes or compacts
+                if not tries_left or not isinstance(error.__cause__, CommitFailedError | FileNotFoundError):
+                    raise
+            one = None
+            time.sleep(0.01)
+
+    def _publish_once(self, tables: list[str], one: Commit | None) -> None:
         # In this order: if another process writes in the meantime, our write fails, because its version exists.
+        found: dict[str, DeltaTable] = {}
         for table in tables:
-            with self._attempt([table], missed):
+            with self._reported(table):
                 found[table] = self._open(table)
-        if found and not one:
-            with self._attempt(list(found), missed):
-                commits = self.output.commits()
-        for table, log in found.items() if commits else ():
-            with self._attempt([table], missed):
+        with self._reported(tables[0]):
+            commits = [one] if one else self.output.commits()
+        for table, log in found.items():
+            with self._reported(table):
                 self._reconcile(table, log, commits, one is None)
-        return again
 
     def _reconcile(self, table: str, found: DeltaTable, commits: list[Commit], all_there: bool) -> None:
         """Write a new version if the log differs from the commits, or, unless `all_there`, lacks their files."""
