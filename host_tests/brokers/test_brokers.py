@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import binascii
 import shutil
+from argparse import ArgumentTypeError
 from dataclasses import replace
 
 import pytest
@@ -20,7 +21,7 @@ from tools.proof.brokers import __main__ as command
 from tools.proof.brokers import page, runner
 from tools.proof.brokers.judge import Got, Message, Verdict, judge
 from tools.proof.brokers.kinds import Amqtt, Mosquitto, NotHere, make_certificate
-from tools.proof.brokers.runner import FACES, INTERPRETERS, Case, all_cases, run_broker
+from tools.proof.brokers.runner import FACES, INTERPRETERS, Case, all_cases, find, run_broker
 from tools.proof.brokers.scenarios import SCENARIOS
 from tools.proof.device import body
 from tools.proof.proxy import DOWN, UP, Seen
@@ -97,7 +98,7 @@ def test_client_meets_its_obligations(case, verdicts):
 def test_step_that_does_not_end_is_named(monkeypatch, tmp_path):
     monkeypatch.setattr(runner, "STEP_S", 1)
     monkeypatch.setattr(runner.Program, "do", lambda board, verb, *arguments: asyncio.Event().wait())
-    case = Case.parse("amqtt/4/client/cpy/password")
+    case = find("amqtt/4/client/cpy/password")
     found = []
     case = replace(case, scenario=replace(case.scenario, wait_s=0.0))
     make_certificate(tmp_path)
@@ -229,9 +230,9 @@ def test_selected_cases_cover_each_scenario_at_each_level_and_face():
 
 
 def test_case_is_found_by_its_id():
-    assert [Case.parse(str(case)) for case in CASES[:5]] == CASES[:5]
-    with pytest.raises(ValueError, match="mosquitto/4/client/cpy/nothing"):
-        Case.parse("mosquitto/4/client/cpy/nothing")
+    assert [find(str(case)) for case in CASES[:5]] == CASES[:5]
+    with pytest.raises(ArgumentTypeError, match="mosquitto/4/client/cpy/nothing"):
+        find("mosquitto/4/client/cpy/nothing")
 
 
 @needs_openssl

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from argparse import ArgumentTypeError
 from dataclasses import replace
 
 import pytest
@@ -9,12 +10,11 @@ import pytest
 from tools.broker import Broker, find_mosquitto
 from tools.proof import packets as p
 from tools.proof.faults import power
-from tools.proof.faults.__main__ import run_suite
 from tools.proof.faults.audit import audit
 from tools.proof.faults.cases import Case, Outcome, Wire, judge, places_of
 from tools.proof.faults.peer import Peer
-from tools.proof.faults.runner import HEAP, run_cases
-from tools.proof.faults.suites import FULL, SHORT, find
+from tools.proof.faults.runner import HEAP
+from tools.proof.faults.suites import FULL, SHORT, Suite, find
 from tools.proof.program import Program, holds
 from tools.proof.proxy import Cut, Proxy, Seen
 from tools.proof.tally import Tally
@@ -28,7 +28,7 @@ needs_mosquitto = pytest.mark.skipif(find_mosquitto() is None, reason="no mosqui
 @pytest.mark.parametrize("suite", SHORT, ids=[suite.name for suite in SHORT])
 def test_cut_at_any_place_keeps_the_delivery_guarantees(suite):
     tally = Tally()
-    asyncio.run(run_suite(replace(suite, workers=WORKERS), tally))
+    asyncio.run(replace(suite, workers=WORKERS).run(tally.add))
     assert tally.failing == []
     assert tally.counts["cases"] > 2 * len(suite.bases)
     assert tally.counts["not_reached"] <= tally.counts["cases"] // 20
@@ -41,7 +41,7 @@ def test_cut_at_any_place_keeps_the_delivery_guarantees(suite):
 def test_message_past_pubrec_is_in_doubt_when_the_connack_that_reports_the_loss_is_lost(level, broker):
     case = find(f"{level}-q2-out-mpy-ram-{broker}-w2x4/down6.after.action+down1.before.rst")
     verdicts = []
-    asyncio.run(run_cases([case], 1, verdicts.append))
+    asyncio.run(Suite("in doubt", (case,)).run(verdicts.append))
     (verdict,) = verdicts
     assert verdict.problems == []
     assert verdict.made == 2 and verdict.wire.forgot
@@ -54,7 +54,7 @@ def test_message_past_pubrec_is_in_doubt_when_the_connack_that_reports_the_loss_
 def test_window_of_8_with_journal_fits_the_full_runs_heap():
     (tight,) = (suite for suite in FULL if suite.heap != HEAP)
     tally = Tally()
-    asyncio.run(run_suite(replace(tight, depth=0, workers=WORKERS), tally))
+    asyncio.run(replace(tight, manners=(), workers=WORKERS).run(tally.add))
     assert tally.failing == []
     assert tally.counts["cases"] == len(tight.bases)
 
@@ -64,7 +64,7 @@ def test_window_of_8_with_journal_fits_the_full_runs_heap():
 @pytest.mark.parametrize("level", [4, 5])
 def test_board_killed_at_random_neither_loses_nor_repeats_messages(level):
     verdicts = []
-    asyncio.run(run_cases([power.Case(level, 12, seed=level)], 1, verdicts.append, run=power.run_case))
+    asyncio.run(Suite("power", (power.Case(level, 12, seed=level),), workers=1).run(verdicts.append))
     (verdict,) = verdicts
     assert verdict.problems == []
     assert verdict.kills == 12
@@ -112,7 +112,7 @@ def test_every_case_is_found_by_its_id():
         assert cut.base == case
         assert find(str(cut)) == cut
     for text in ("4-q3-out-mpy-ram-mosquitto-w2x4", "4-q2-out-mpy-ram-mosquitto-w2x4/up3.nowhere.rst"):
-        with pytest.raises(ValueError, match=f"not the id of a case: {text}"):
+        with pytest.raises(ArgumentTypeError, match=f"not the id of a case: {text}"):
             find(text)
 
 

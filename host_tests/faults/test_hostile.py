@@ -8,11 +8,10 @@ import pytest
 
 from tools.proof import packets
 from tools.proof.faults.hostile.broker import HostileBroker, Seen, Wire
-from tools.proof.faults.hostile.runner import NORMAL, SILENT_RESPONSE_S, Case, Verdict, all_cases, run_case
+from tools.proof.faults.hostile.runner import NORMAL, SILENT_RESPONSE_S, Verdict, all_cases
 from tools.proof.faults.hostile.wrongs import MOMENTS, WRONGS
-from tools.proof.faults.runner import run_cases
+from tools.proof.faults.suites import Suite, find
 
-WORKERS = 16
 BROKER_IS_WRONG = ("malformed", "violation")
 # `make hostile` runs all cases. Here, malformed packets come at some moments only: one decoder reads all packets, and "the end"
 # is a reconnection at every moment. Levels 3 and 5 differ from 4 in the malformed packets, but hardly in the moments.
@@ -28,7 +27,7 @@ ALL = [
 @pytest.mark.req("W13", "Q4", "Q8")
 def test_every_broker_fault_at_every_moment_is_named_or_tolerated():
     verdicts = []
-    asyncio.run(run_cases(ALL, WORKERS, verdicts.append, run=run_case))
+    asyncio.run(Suite("hostile", tuple(ALL)).run(verdicts.append))
     assert {str(verdict.case): verdict.problems for verdict in verdicts if verdict.problems} == {}
     assert len(verdicts) == len(ALL) > 1100
     # Floods and endless packets leave no memory allocated after their case; the modules of level 5 need 24 KB.
@@ -57,7 +56,7 @@ def test_message_past_pubrec_may_be_in_doubt_after_a_late_connack(monkeypatch):
 
     monkeypatch.setattr("tools.proof.faults.hostile.runner.HostileBroker", Late)
     verdicts = []
-    asyncio.run(run_cases([Case.parse("5/mpy/pubrec/silence")], 1, verdicts.append, run=run_case))
+    asyncio.run(Suite("late", (find("5/mpy/pubrec/silence"),)).run(verdicts.append))
     (verdict,) = verdicts
     assert (verdict.problems, verdict.doubtful) == ([], [2])
 
@@ -78,7 +77,7 @@ def test_message_past_pubrec_may_be_in_doubt_after_a_late_connack(monkeypatch):
 )
 def test_message_in_doubt_without_a_reason_is_a_violation(delivered, doubtful, texts, problem):
     verdict = Verdict(
-        case=Case.parse("5/mpy/pubrec/silence"), seen=Seen(), delivered=delivered, doubtful=doubtful, texts=texts
+        case=find("5/mpy/pubrec/silence"), seen=Seen(), delivered=delivered, doubtful=doubtful, texts=texts
     )
     assert problem in verdict.judge()
 
@@ -126,4 +125,4 @@ def test_fault_names_are_unique_and_ids_find_their_case():
     assert {case.moment for case in ALL} <= set(MOMENTS)
     # One case for each level and moment, because each lookup searches all 7,216 cases.
     for case in {(case.level, case.moment): case for case in ALL}.values():
-        assert Case.parse(str(case)) == case
+        assert find(str(case)) == case

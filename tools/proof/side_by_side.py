@@ -1,36 +1,34 @@
 """Runs cases side by side in workers; the verdict of a case may add further cases.
 
-It knows no kind of case: a case is a value whose `str` is its id; a worker is a function that runs it and returns a verdict.
+It knows no kind of case: a case is a value whose `str` is its id; its method `run` gets a worker and returns a verdict.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
-from typing import Any, TypeVar
-
-Case = TypeVar("Case")
-Worker = Callable[[Any], Awaitable[Any]]
+from argparse import ArgumentTypeError
+from collections.abc import Callable, Iterable
+from typing import Any
 
 
-def find(cases: Iterable[Case], text: str) -> Case:
+def find(cases: Iterable[Any], text: str) -> Any:
     """Return the case with this id.
 
     Raises:
-        ValueError: there is none.
+        ArgumentTypeError: there is none.
     """
     for case in cases:
         if str(case) == text:
             return case
-    raise ValueError(f"not the id of a case: {text}")
+    raise ArgumentTypeError(f"not the id of a case: {text}")
 
 
 async def run_cases(
-    cases: Iterable[Any], workers: Iterable[Worker], report: Callable[[Any], Iterable[Any] | None]
+    cases: Iterable[Any], workers: Iterable[Any], report: Callable[[Any], Iterable[Any] | None]
 ) -> None:
     """Run cases.
 
     Args:
         cases: in the order in which they begin.
-        workers: each runs one case at a time.
+        workers: each is for one case at a time.
         report: receives each verdict, and returns further cases to run.
     """
     waiting: asyncio.LifoQueue[Any] = asyncio.LifoQueue()
@@ -39,9 +37,9 @@ async def run_cases(
         for case in some:
             waiting.put_nowait(case)
 
-    async def work(worker: Worker) -> None:
+    async def work(worker: Any) -> None:
         while True:
-            add(report(await worker(await waiting.get())) or ())
+            add(report(await (await waiting.get()).run(worker)) or ())
             waiting.task_done()
 
     add(list(cases)[::-1])

@@ -19,7 +19,7 @@ from tools.proof import counts
 from tools.proof.brokers import page
 from tools.proof.brokers.judge import Verdict
 from tools.proof.brokers.kinds import KINDS, NotHere, make_certificate
-from tools.proof.brokers.runner import Case, all_cases, run_broker
+from tools.proof.brokers.runner import Case, all_cases, find, run_broker
 from tools.proof.tally import Tally
 
 PAGE = ROOT / "tools" / "proof" / "brokers" / "README.md"
@@ -29,14 +29,11 @@ WORKERS = 4
 def parse(argv: list[str] | None) -> argparse.Namespace:
     """Return the arguments of the command line."""
     parser = parser_of("tools.proof.brokers", __doc__)
-    parser.add_argument("--case", action="append", help="run only the case with this id, and print its packets")
+    only = "run only the case with this id, and print its packets"
+    parser.add_argument("--case", action="append", type=find, default=[], dest="cases", help=only)
     parser.add_argument("--brokers", nargs="+", choices=tuple(KINDS), default=tuple(KINDS), help="only these")
     parser.add_argument("--keep", action="store_true", help=f"write the table into {PAGE.relative_to(ROOT)}")
     arguments = parser.parse_args(argv)
-    try:
-        arguments.cases = [Case.parse(text) for text in arguments.case or ()]
-    except ValueError as error:
-        parser.error(f"argument --case: {error}")
     arguments.whole = not arguments.cases and tuple(arguments.brokers) == tuple(KINDS)
     if arguments.keep and not arguments.whole:
         parser.error("--keep: the table on the page is of all cases")

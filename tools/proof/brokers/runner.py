@@ -59,14 +59,18 @@ class Case:
     def __str__(self) -> str:
         return f"{self.broker}/{self.level}/{self.face}/{self.interpreter}/{self.scenario.name}"
 
-    @classmethod
-    def parse(cls, text: str) -> Case:
-        """Return the case with this id.
+    async def run(self, broker: Kind) -> Verdict:
+        """Run it with its broker; return the verdict."""
+        return await CaseRun(self, broker).run()
 
-        Raises:
-            ValueError: there is no such case.
-        """
-        return side_by_side.find((case for name in KINDS for case in all_cases(name)), text)
+
+def find(text: str) -> Case:
+    """Return the case with this id.
+
+    Raises:
+        ArgumentTypeError: there is none.
+    """
+    return side_by_side.find((case for name in KINDS for case in all_cases(name)), text)
 
 
 def all_cases(broker: str) -> list[Case]:
@@ -80,7 +84,7 @@ def all_cases(broker: str) -> list[Case]:
 class CaseRun:
     """One running case."""
 
-    def __init__(self, case: Case, broker: Kind, directory: Path):
+    def __init__(self, case: Case, broker: Kind):
         self.case = case
         self.broker = broker
         self.name = f"b{next(_serial)}"
@@ -88,7 +92,7 @@ class CaseRun:
         self.seen = Verdict(case=case, level=case.level, retained_in=scenario.retained, killed=scenario.kills)
         self.seen.prefix = f"{self.name}/"
         self.proxy = Proxy(broker.port, watch=True)
-        self._directory = directory
+        self._directory = directory = broker.directory / "cases" / str(case).replace("/", "-")
         self._peer = Peer(broker.port, f"{self.name}p", not scenario.kills, broker.user, PASSWORD)
         self._board = Program(case.interpreter, directory, case.scenario.heap, f"{ROOT / 'firmware'}:{ROOT}")
         self._board.note = self.seen.note
@@ -226,12 +230,8 @@ async def run_broker(
     broker = kind(directory)
     try:
         await asyncio.to_thread(broker.start)
-
-        async def run(case: Case) -> Verdict:
-            return await CaseRun(case, broker, directory / "cases" / str(case).replace("/", "-")).run()
-
         for kills, beside in ((False, workers), (True, 1)):
             some = [case for case in cases if case.scenario.kills == kills]
-            await side_by_side.run_cases(some, [run] * beside, report)
+            await side_by_side.run_cases(some, [broker] * beside, report)
     finally:
         broker.stop()

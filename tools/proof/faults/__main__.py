@@ -11,9 +11,8 @@ import asyncio
 import os
 import sys
 import time
-from typing import Any
 
-from tools.command import ended, named, parser_of, progress_bar
+from tools.command import ended, named, parser_of
 from tools.proof import counts
 from tools.proof.faults.suites import FULL, HOSTILE, SHORT, Suite, find, power
 from tools.proof.tally import Tally
@@ -22,32 +21,18 @@ KILLS = ((3, 50), (4, 100), (5, 50))
 KILLS_SHORT = ((4, 20),)
 
 
-async def run_suite(suite: Suite, tally: Tally) -> None:
-    """Run a suite, showing progress."""
-    with progress_bar(total=len(suite.bases), desc=suite.name, unit=" cases") as bar:
-
-        def report(verdict: Any, further: int) -> None:
-            tally.add(verdict)
-            bar.total += further
-            bar.update()
-
-        await suite.run(report)
-
-
 @named("faults")
 def main(argv: list[str] | None = None) -> int:
     """Run suites or cases; return the exit status."""
     parser = parser_of("tools.proof.faults", __doc__)
-    parser.add_argument("--case", action="append", help="run only the case with this id, and show its packets")
+    parser.add_argument(
+        "--case", action="append", type=find, help="run only the case with this id, and show its packets"
+    )
     parser.add_argument("--hostile", action="store_true", help="run the cases of the hostile broker instead")
     parser.add_argument("--short", action="store_true", help="only the part that the tests run")
     arguments = parser.parse_args(argv)
-    try:
-        cases = [find(text) for text in arguments.case or ()]
-    except ValueError as error:
-        parser.error(f"argument --case: {error}")
-    if cases:
-        suites: tuple[Suite, ...] = (Suite("chosen", tuple(cases), depth=0),)
+    if arguments.case:
+        suites: tuple[Suite, ...] = (Suite("chosen", tuple(arguments.case)),)
     elif arguments.hostile:
         suites = HOSTILE
     else:
@@ -57,7 +42,7 @@ def main(argv: list[str] | None = None) -> int:
     started = time.monotonic()
     for suite in suites:
         before, began = tally.counts.copy(), time.monotonic()
-        asyncio.run(run_suite(suite, tally))
+        asyncio.run(suite.run(tally.add))
         here, seconds = tally.counts - before, time.monotonic() - began
         print(f"{suite.name:32} {here['cases']:6} cases {here['violations']:4} violated {seconds:6.0f} s", flush=True)
     if not arguments.case:

@@ -63,6 +63,10 @@ class Case:
         setting += f"-w{self.window}x{self.count}{'l' if self.long else ''}"
         return "/".join(filter(None, (setting, "+".join(map(str, self.cuts)))))
 
+    async def run(self, worker: Any) -> Outcome:
+        """Run it; return the verdict."""
+        return await worker.run(self)
+
 
 @dataclass(kw_only=True)
 class Verdict:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,17 +53,53 @@ class Case:
     def __str__(self) -> str:
         return f"power/{self.level}/{self.kills}/{self.seed}"
 
-    @classmethod
-    def parse(cls, text: str) -> Case:
-        """Return the case with this id.
-
-        Raises:
-            ValueError: there is no such case.
-        """
-        found = re.fullmatch(r"power/([345])/(\d+)/(\d+)", text)
-        if not found:
-            raise ValueError(text)
-        return cls(*map(int, found.groups()))
+    async def run(self, worker: Worker) -> Verdict:
+        """Run it; return the verdict."""
+        verdict = Verdict(case=self)
+        rng = random.Random(self.seed)
+        kills = self.kills
+        count = kills * MESSAGES_A_KILL
+        peer = await worker.peer("mosquitto")
+        proxy = await Proxy(peer.port, rng).start()
+        board = Board(worker.program("mpy", HEAP), worker.directory / f"p{next(_serial)}.flash", proxy.port, verdict)
+        inward, outward = f"{board.name}/in", f"{board.name}/out"
+        await peer.subscribe(outward)
+        living = await board.on()
+        try:
+            for number in range(1, kills + 1):
+                if rng.random() < EARLY:  # during a start
+                    await asyncio.wait({living}, timeout=rng.uniform(0, 0.25))
+                else:
+                    await holds(lambda: living.done() or verdict.published >= count * number // (kills + 1), BOOT_S)  # noqa: B023
+                    await asyncio.sleep(rng.uniform(0, 0.05))
+                if living.done():
+                    break  # the program ended by itself
+                proxy.refuse("power")
+                proxy.cut()  # bytes in flight are lost with the power
+                verdict.torn += await board.off(rng)
+                verdict.kills += 1
+                await asyncio.gather(living, return_exceptions=True)
+                proxy.admit("power")
+                living = await board.on()
+                for _ in range(SENT_A_KILL if verdict.delivered else 0):  # else the broker does not know its session
+                    verdict.sent += 1
+                    peer.send(inward, f"{verdict.sent};".encode(), 2 - verdict.sent % 2)
+            for qos in (1, 2):
+                peer.send(inward, END.encode(), qos)
+            async with asyncio.timeout(END_S):
+                await living
+            marker = peer.send(outward, b"0;", 1)
+            await holds(lambda: b"0;" in peer.received[outward], 5)
+            await marker
+        except (BoardFailed, ProgramEnded, TimeoutError) as failed:
+            verdict.problems.append(f"the board is not done: {failed!r}")
+            return verdict
+        finally:
+            await board.off(rng)
+            await asyncio.gather(living, return_exceptions=True)
+            await proxy.stop()
+        _judge(verdict, [int(body.split(b";")[0]) for body in peer.received[outward][:-1]])
+        return verdict
 
 
 @dataclass(kw_only=True)
@@ -148,55 +183,6 @@ class Board:
         """Cut its power; return whether that tore a flash operation."""
         await self._program.off()
         return tear(self._flash, f"{self._flash}.intent", rng)
-
-
-async def run_case(worker: Worker, case: Case) -> Verdict:
-    """Run one case; return the verdict."""
-    verdict = Verdict(case=case)
-    rng = random.Random(case.seed)
-    kills = case.kills
-    count = kills * MESSAGES_A_KILL
-    peer = await worker.peer("mosquitto")
-    proxy = await Proxy(peer.port, rng).start()
-    board = Board(worker.program("mpy", HEAP), worker.directory / f"p{next(_serial)}.flash", proxy.port, verdict)
-    inward, outward = f"{board.name}/in", f"{board.name}/out"
-    await peer.subscribe(outward)
-    living = await board.on()
-    try:
-        for number in range(1, kills + 1):
-            if rng.random() < EARLY:  # during a start
-                await asyncio.wait({living}, timeout=rng.uniform(0, 0.25))
-            else:
-                await holds(lambda: living.done() or verdict.published >= count * number // (kills + 1), BOOT_S)  # noqa: B023
-                await asyncio.sleep(rng.uniform(0, 0.05))
-            if living.done():
-                break  # the program ended by itself
-            proxy.refuse("power")
-            proxy.cut()  # bytes in flight are lost with the power
-            verdict.torn += await board.off(rng)
-            verdict.kills += 1
-            await asyncio.gather(living, return_exceptions=True)
-            proxy.admit("power")
-            living = await board.on()
-            for _ in range(SENT_A_KILL if verdict.delivered else 0):  # else the broker does not know its session
-                verdict.sent += 1
-                peer.send(inward, f"{verdict.sent};".encode(), 2 - verdict.sent % 2)
-        for qos in (1, 2):
-            peer.send(inward, END.encode(), qos)
-        async with asyncio.timeout(END_S):
-            await living
-        marker = peer.send(outward, b"0;", 1)
-        await holds(lambda: b"0;" in peer.received[outward], 5)
-        await marker
-    except (BoardFailed, ProgramEnded, TimeoutError) as failed:
-        verdict.problems.append(f"the board is not done: {failed!r}")
-        return verdict
-    finally:
-        await board.off(rng)
-        await asyncio.gather(living, return_exceptions=True)
-        await proxy.stop()
-    _judge(verdict, [int(body.split(b";")[0]) for body in peer.received[outward][:-1]])
-    return verdict
 
 
 def _judge(verdict: Verdict, arrived: list[int]) -> None:

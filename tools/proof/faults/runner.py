@@ -5,20 +5,16 @@ broker.
 """
 
 import asyncio
-import contextlib
 import itertools
-import tempfile
-from collections.abc import Awaitable, Callable, Iterable
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from tools.broker import Broker
-from tools.proof import side_by_side
 from tools.proof.faults.audit import audit
 from tools.proof.faults.cases import Case, Outcome, judge
 from tools.proof.faults.peer import Peer
-from tools.proof.program import BoardFailed, Program, board_image, failure_of, holds
+from tools.proof.program import BoardFailed, Program, failure_of, holds
 from tools.proof.proxy import Proxy
 
 HEAP = "192K"
@@ -219,23 +215,3 @@ class Worker:
                 await asyncio.sleep(AGAIN_S)
                 if proxy.made:
                     peer.send(topic, b"end", case.qos or 1)
-
-
-async def run_cases(
-    cases: Iterable[Any],
-    workers: int,
-    report: Callable[[Any], Iterable[Any] | None],
-    heap: str = HEAP,
-    run: Callable[[Worker, Any], Awaitable[Any]] = Worker.run,
-) -> None:
-    """Run cases side by side; `report` returns further cases."""
-    cases = list(cases)
-    if any(case.interpreter.startswith("mpy") for case in cases):
-        board_image()  # once, and outside the time limit of a case
-    with tempfile.TemporaryDirectory(prefix="flashmqtt-faults-") as scratch:
-        async with contextlib.AsyncExitStack() as stack:
-            shared: dict[str, Broker] = {}
-            some = [Worker(Path(scratch) / f"w{number}", shared, heap) for number in range(workers)]
-            for worker in some:
-                stack.push_async_callback(worker.stop)
-            await side_by_side.run_cases(cases, [partial(run, worker) for worker in some], report)

@@ -4,27 +4,28 @@ The places come from a trace, so that none is left out when a flow changes.
 """
 
 import contextlib
+import re
+import tempfile
+from argparse import ArgumentTypeError
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from itertools import product
+from pathlib import Path
 from typing import Any
 
+from tools.broker import Broker
+from tools.command import progress_bar
 from tools.proof import side_by_side
 from tools.proof.faults import power as power_cuts
 from tools.proof.faults.cases import FLOWS, Case, Outcome, places_of
 from tools.proof.faults.hostile import runner as hostile
-from tools.proof.faults.runner import HEAP, Worker, run_cases
+from tools.proof.faults.runner import HEAP, Worker
+from tools.proof.program import board_image
 from tools.proof.proxy import DOWN, Cut
 
 PINGREQ = 12
 POWER = "the board's power"
-# The function with which a worker runs a kind of case.
-RUN: dict[type, Callable[[Worker, Any], Awaitable[Any]]] = {
-    Case: Worker.run,
-    power_cuts.Case: power_cuts.run_case,
-    hostile.Case: hostile.run_case,
-}
 ALL_PLACES = ("before", "first", "middle", "last", "after")
 BORDERS = ("before", "after")
 
@@ -35,7 +36,7 @@ class Suite:
 
     Attributes:
         bases: the cases without cuts.
-        manners: how connections end.
+        manners: how connections end; none: only the bases are run.
         places: where in a packet.
         depth: the most cuts in one case.
         then: further cuts after the one that a case adds; a case for each.
@@ -53,18 +54,27 @@ class Suite:
     workers: int = 16
     again: Counter = field(default_factory=Counter, compare=False)
 
-    async def run(self, report: Callable[[Any, int], None]) -> None:
-        """Run the bases and the cases that follow from them; report each verdict, and how many cases it adds."""
+    async def run(self, report: Callable[[Any], object]) -> None:
+        """Run the bases and the cases that follow from them; report each verdict, and show progress."""
+        board_image()  # once, and outside the time limit of a case
+        with (
+            tempfile.TemporaryDirectory(prefix="flashmqtt-faults-") as scratch,
+            progress_bar(total=len(self.bases), desc=self.name, unit=" cases") as bar,
+        ):
 
-        def add(verdict: Any) -> list[Case]:
-            more = list(self.further(verdict)) if self.depth else []
-            report(verdict, len(more))
-            return more
+            def add(verdict: Any) -> list[Case]:
+                report(verdict)
+                more = list(self.further(verdict)) if self.manners else []
+                bar.total += len(more)
+                bar.update()
+                return more
 
-        async def run(worker: Worker, case: Any) -> Any:
-            return await RUN[type(case)](worker, case)
-
-        await run_cases(self.bases, self.workers, add, self.heap, run)
+            async with contextlib.AsyncExitStack() as stack:
+                shared: dict[str, Broker] = {}
+                workers = [Worker(Path(scratch) / f"w{number}", shared, self.heap) for number in range(self.workers)]
+                for worker in workers:
+                    stack.push_async_callback(worker.stop)
+                await side_by_side.run_cases(self.bases, workers, add)
 
     def further(self, outcome: Outcome) -> Iterable[Case]:
         """Return the cases with one cut more than this one."""
@@ -120,7 +130,7 @@ FULL = (
     # amqtt 0.12 sends no queued messages to a client that reconnects, and answers a PUBREL with an unknown id by no PUBCOMP. So
     # with cuts it is only tested at QoS 0 and 1 from the device.
     Suite("a second broker", _cases("4", "01", ("out",), broker="amqtt"), ("fin", "rst")),
-    Suite("a second broker, without cuts", _cases("4", "012", ("out", "in", "both"), broker="amqtt"), (), depth=0),
+    Suite("a second broker, without cuts", _cases("4", "012", ("out", "in", "both"), broker="amqtt")),
 )
 
 SHORT = (
@@ -134,7 +144,7 @@ SHORT = (
 
 # Every wrong thing of the hostile broker, at every moment.
 HOSTILE = tuple(
-    Suite(f"level {level}, {interpreter}", tuple(hostile.all_cases(level, interpreter)), depth=0)
+    Suite(f"level {level}, {interpreter}", tuple(hostile.all_cases(level, interpreter)))
     for level in hostile.LEVELS
     for interpreter in hostile.INTERPRETERS
 )
@@ -142,19 +152,19 @@ HOSTILE = tuple(
 
 def power(kills: Iterable[tuple[int, int]], seed: int) -> Suite:
     """Return the suite of a board's kills; `kills` are (level, how many). Other load would shift their moments."""
-    return Suite(POWER, tuple(power_cuts.Case(level, count, seed) for level, count in kills), depth=0, workers=1)
+    return Suite(POWER, tuple(power_cuts.Case(level, count, seed) for level, count in kills), workers=1)
 
 
 def find(text: str) -> Any:
     """Return the case with this id, of any kind.
 
     Raises:
-        ValueError: there is none.
+        ArgumentTypeError: there is none.
     """
-    with contextlib.suppress(ValueError):
-        return power_cuts.Case.parse(text)
+    if found := re.fullmatch(r"power/([345])/(\d+)/(\d+)", text):
+        return power_cuts.Case(*map(int, found.groups()))
     setting, _, cuts = text.partition("/")
-    with contextlib.suppress(ValueError):
+    with contextlib.suppress(ArgumentTypeError, ValueError):
         base = side_by_side.find((case for suite in (*FULL, *SHORT) for case in suite.bases), setting)
         return replace(base, cuts=tuple(Cut.parse(cut) for cut in cuts.split("+") if cut))
-    return hostile.Case.parse(text)
+    return side_by_side.find((case for suite in HOSTILE for case in suite.bases), text)

@@ -9,7 +9,6 @@ import itertools
 from dataclasses import dataclass
 from typing import Any
 
-from tools.proof import side_by_side
 from tools.proof.faults.cases import Case as Flow
 from tools.proof.faults.cases import Verdict as Reported
 from tools.proof.faults.hostile.broker import NO_DISCONNECT, HostileBroker, Seen
@@ -39,14 +38,28 @@ class Case:
     def __str__(self) -> str:
         return f"{self.level}/{self.interpreter}/{self.moment}/{self.wrong.name}"
 
-    @classmethod
-    def parse(cls, text: str) -> Case:
-        """Return the case with this id.
+    async def run(self, worker: Worker) -> Verdict:
+        """Run it; return the verdict."""
+        topic = f"faults/h{next(_serial)}"
+        program = worker.program(self.interpreter)
+        broker = await HostileBroker(self.wrong, self.moment, self.level, topic).start()
+        verdict = Verdict(case=self, seen=broker.seen)
+        program.note = verdict.note
+        silent = "DeadlineExpired" in self.wrong.allowed(self.moment)
+        keep_alive_s, response_s = (SILENT_KEEP_ALIVE_S, SILENT_RESPONSE_S) if silent else (KEEP_ALIVE_S, RESPONSE_S)
+        more: dict[str, Any] = {"window": WINDOW, "keep_alive_s": keep_alive_s, "response_s": response_s}
 
-        Raises:
-            ValueError: there is no such case.
-        """
-        return side_by_side.find((case for one in INTERPRETERS for case in all_cases(LEVELS, one)), text)
+        async def flow() -> None:
+            await program.start(settings(topic.partition("/")[2], broker.port, self.level, **more))
+            both = Flow(self.level, 1, "both", count=COUNT)
+            _, verdict.heap = await play(program, topic, both, None, again=False, patient=True)
+
+        try:
+            verdict.failure = await failure_of(flow(), CASE_S)
+        finally:
+            await broker.stop()
+        verdict.problems = verdict.judge()
+        return verdict
 
 
 def all_cases(levels: str, interpreter: str) -> list[Case]:
@@ -121,27 +134,3 @@ _NAMED = set().union(*(wrong.allowed(moment) for wrong in WRONGS for moment in w
 
 def _disconnect(code: int) -> str:
     return "no DISCONNECT" if code == NO_DISCONNECT else f"DISCONNECT with {code:#04x}"
-
-
-async def run_case(worker: Worker, case: Case) -> Verdict:
-    """Run one case; return the verdict."""
-    topic = f"faults/h{next(_serial)}"
-    program = worker.program(case.interpreter)
-    broker = await HostileBroker(case.wrong, case.moment, case.level, topic).start()
-    verdict = Verdict(case=case, seen=broker.seen)
-    program.note = verdict.note
-    silent = "DeadlineExpired" in case.wrong.allowed(case.moment)
-    keep_alive_s, response_s = (SILENT_KEEP_ALIVE_S, SILENT_RESPONSE_S) if silent else (KEEP_ALIVE_S, RESPONSE_S)
-    more: dict[str, Any] = {"window": WINDOW, "keep_alive_s": keep_alive_s, "response_s": response_s}
-
-    async def flow() -> None:
-        await program.start(settings(topic.partition("/")[2], broker.port, case.level, **more))
-        both = Flow(case.level, 1, "both", count=COUNT)
-        _, verdict.heap = await play(program, topic, both, None, again=False, patient=True)
-
-    try:
-        verdict.failure = await failure_of(flow(), CASE_S)
-    finally:
-        await broker.stop()
-    verdict.problems = verdict.judge()
-    return verdict
