@@ -68,7 +68,10 @@ def sources(tmp_path, monkeypatch):
 def make_image(sources, *words, board="pico"):
     """Run the command; return its status."""
     made = sources.parent / "made"
-    return image.main(["--board", board, "--micropython", str(sources), "--output", str(made), *words])
+    try:
+        return image.main(["--board", board, "--micropython", str(sources), "--output", str(made), *words])
+    except SystemExit as refused:
+        return refused.code
 
 
 def content(folder):
@@ -132,7 +135,7 @@ def test_failed_build_shows_last_output_and_names_the_log(sources, capsys, monke
 
 
 CASES = {
-    "no folder": (lambda root: root.rename(root.parent / "gone"), "pico", (), "is not a folder"),
+    "no folder": (lambda root: root.rename(root.parent / "gone"), "pico", (), "argument --micropython: "),
     "not MicroPython": (lambda root: (root / "py/mpconfig.h").unlink(), "pico", (), "is not a checkout of MicroPython"),
     "too old": (
         lambda root: write(root / "py/mpconfig.h", (root / "py/mpconfig.h").read_text().replace("25", "23")),
@@ -155,11 +158,21 @@ CASES = {
         *("pico", (), "NODRIVERS=1 builds without"),
     ),
     "no such board here": (lambda root: None, "pico2", (), "has no board RPI_PICO2"),
-    "unknown board": (lambda root: None, "auto", (), "BOARD=auto is unknown; known boards: pico, pico_w"),
+    "unknown board": (lambda root: None, "auto", (), "argument --board: invalid choice: 'auto'"),
     "no network": (lambda root: None, "pico", ("--app",), "The application needs a board with a network"),
     "journal on an ESP32": (lambda root: None, "esp32", ("--journal",), "JOURNAL=1 is for boards of the rp2 port"),
-    "no manifest": (lambda root: None, "pico", ("--manifest", "/no/where.py"), "MANIFEST=/no/where.py: no such file"),
-    "no C modules": (lambda root: None, "pico", ("--user-c-modules", "/no"), "USER_C_MODULES=/no: no such file"),
+    "no manifest": (
+        lambda root: None,
+        "pico",
+        ("--manifest", "/no/where.py"),
+        "argument --manifest: '/no/where.py' does not exist",
+    ),
+    "no C modules": (
+        lambda root: None,
+        "pico",
+        ("--user-c-modules", "/no"),
+        "argument --user-c-modules: '/no' does not exist",
+    ),
 }
 
 

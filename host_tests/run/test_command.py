@@ -138,6 +138,7 @@ def main_of(command):
         *("proof.soak --minutes nan", "proof.soak --boards 0", "proof.soak --interval-ms 1"),
         *(f"proof.faults --{words}" for words in ("only nothing", "workers 0", "case foo", "case power/x")),
         "proof.faults --hostile --case 4/mpy/connect/x",
+        *(f"deploy.image --{words}" for words in ("micropython / --board nano", "board pico --micropython /nothing")),
         *("proof.fuzz --cases 0", "proof.fuzz --cases x", "proof.wakes --wakes 1"),
         *("deploy deploy --board teensy", "deploy monitor --timeout nan", "deploy backup --output /dev/null"),
         *(
@@ -199,8 +200,6 @@ def test_wrong_variable_of_make_is_named_in_one_line(words, text):
     [
         ("virtual_board.device --directory /proc/x", "virtual-board: /proc/x: No such file or directory"),
         ("journal dump /nothing", "dump: /nothing: No such file or directory: check the path"),
-        ("deploy.image --board pico --micropython /nothing", "image: MICROPYTHON=/nothing is not a folder"),
-        ("deploy.image --board nano --micropython x", "image: BOARD=nano is unknown; known boards: pico,"),
         ("deploy.release --into /proc/x", "release: /proc/x"),
         (
             "landing.parquet --landing /nothing --collector c --number 1",

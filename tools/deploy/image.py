@@ -5,7 +5,6 @@ All output, mpy-cross included, goes into `build/image/BOARD`; nothing is writte
 checks for every tool and source that is needed. The frozen modules are the ones that `make deploy` copies.
 """
 
-import argparse
 import asyncio
 import atexit
 import hashlib
@@ -15,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from argparse import ArgumentTypeError, Namespace
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -59,56 +59,12 @@ CHIPS = {
 PRODUCTS = {"rp2": ("firmware.uf2", "firmware.bin"), "esp32": ("firmware.bin", "micropython.bin")}
 
 
-class Wanted(argparse.Namespace):
-    """The command line: `main` describes the options.
-
-    With a ROMFS and without the application the image has nothing frozen: `make deploy` writes the modules into ROMFS.
-    """
-
-    board: str
-    micropython: Path
-    application: bool
-    journal: bool
-    drivers: bool
-    romfs_kib: int
-    manifest: Path | None
-    c_modules: Path | None
-    output: Path
-
-    @property
-    def chip(self) -> str:
-        """The port's name of the board."""
-        return CHIPS[self.board]
-
-    @property
-    def port(self) -> str:
-        """MicroPython's port."""
-        return "esp32" if self.board.startswith("esp32") else "rp2"
-
-    @property
-    def freezes(self) -> bool:
-        """Whether flashmqtt's modules are frozen."""
-        return self.application or not self.romfs_kib
-
-    @property
-    def sources(self) -> Path:
-        """The port's folder."""
-        return self.micropython / "ports" / self.port
-
-    @property
-    def definition(self) -> Path:
-        """The port's definition of the board."""
-        return self.sources / "boards" / self.chip
-
-
 def version(micropython: Path) -> tuple[int, int, int]:
     """Return the version of MicroPython's sources.
 
     Raises:
-        Failure: the folder does not exist, or has no sources of MicroPython.
+        Failure: the folder has no sources of MicroPython.
     """
-    if not micropython.is_dir():
-        raise Failure(f"MICROPYTHON={micropython} is not a folder.")
     header = micropython / "py" / "mpconfig.h"
     text = header.read_text() if header.is_file() else ""
     found = [re.search(rf"#define MICROPY_VERSION_{part} (\d+)", text) for part in ("MAJOR", "MINOR", "MICRO")]
@@ -120,7 +76,7 @@ def version(micropython: Path) -> tuple[int, int, int]:
     return tuple(int(one[1]) for one in found if one)  # type: ignore[return-value]
 
 
-def missing(wanted: Wanted) -> list[str]:
+def missing(wanted: Namespace) -> list[str]:
     """Return the folders of MicroPython's lib/ that this board needs and that are empty: submodules that were not fetched."""
     # Debian's sources have an incomplete micropython-lib, with `mip` only.
     needed = {"micropython-lib": "micropython-lib/micropython/drivers"} if wanted.drivers else {}
@@ -135,7 +91,7 @@ def missing(wanted: Wanted) -> list[str]:
     return [name for name, folder in folders.items() if not folder.is_dir() or not any(folder.iterdir())]
 
 
-def check(wanted: Wanted) -> tuple[int, int, int]:
+def check(wanted: Namespace) -> tuple[int, int, int]:
     """Check everything that the build needs; return MicroPython's version.
 
     Raises:
@@ -159,9 +115,6 @@ def check(wanted: Wanted) -> tuple[int, int, int]:
         raise Failure(
             f"{option} is for boards of the rp2 port only. For an ESP32, edit the partition table: boards/esp32/definition."
         )
-    for path, name in ((wanted.manifest, "MANIFEST"), (wanted.c_modules, "USER_C_MODULES")):
-        if path is not None and not path.exists():
-            raise Failure(f"{name}={path}: no such file.")
     tools = ("make", "gcc", "cmake", "arm-none-eabi-gcc") if wanted.port == "rp2" else ("make", "gcc", "idf.py")
     absent = [f"{tool} ({TOOLS[tool]})" for tool in tools if shutil.which(tool) is None]
     if absent:
@@ -209,7 +162,7 @@ def digest(frozen: Mapping[str, str]) -> str:
     return whole.hexdigest()[:16]
 
 
-def manifest(wanted: Wanted, modules: Path) -> str:
+def manifest(wanted: Namespace, modules: Path) -> str:
     """Return the manifest's text."""
     own = (wanted.definition / "manifest.py").is_file()
     stock = '"$(BOARD_DIR)/manifest.py"' if own else '"$(PORT_DIR)/boards/manifest.py"'
@@ -225,11 +178,11 @@ def manifest(wanted: Wanted, modules: Path) -> str:
         lines += [f'freeze("{DEFINITION / "modules"}")'] if wanted.journal else []
         lines += asked if wanted.drivers else []
     lines += [f'freeze("{modules}", opt=2)'] if wanted.freezes else []
-    lines += [f'include("{wanted.manifest.resolve()}")'] if wanted.manifest else []
+    lines += [f'include("{wanted.manifest}")'] if wanted.manifest else []
     return "\n".join(lines) + "\n"
 
 
-def prepare(wanted: Wanted, target: Path) -> Path:
+def prepare(wanted: Namespace, target: Path) -> Path:
     """Write the modules and the manifest; return the manifest's path."""
     modules = target / "modules"
     shutil.rmtree(modules, ignore_errors=True)
@@ -262,7 +215,7 @@ def run(command: list[str], environment: dict[str, str], log: Path) -> None:
         raise Failure(f"The build failed. The log is {os.path.relpath(log)}; its last lines:\n{last}")
 
 
-def built(wanted: Wanted) -> Path:
+def built(wanted: Namespace) -> Path:
     """Build the image; return its path.
 
     Raises:
@@ -288,7 +241,7 @@ def built(wanted: Wanted) -> Path:
     run(["make", "-C", str(wanted.micropython / "mpy-cross"), jobs, f"BUILD={cross}"], environment, log)
     environment["MICROPY_MPYCROSS"] = str(cross / "mpy-cross")
     # CMake's cache would keep the options of the last build.
-    options = f"{wanted.micropython.resolve()} {wanted.romfs_kib} {wanted.c_modules} {wanted.drivers}"
+    options = f"{wanted.micropython} {wanted.romfs_kib} {wanted.c_modules} {wanted.drivers}"
     noted = target / "options"
     if not noted.is_file() or noted.read_text() != options:
         shutil.rmtree(target / "port", ignore_errors=True)
@@ -301,7 +254,7 @@ def built(wanted: Wanted) -> Path:
         (lib / "README.md").write_text("empty\n")
         environment["CMAKE_ARGS"] = f"{environment.get('CMAKE_ARGS', '')} -DMICROPY_LIB_DIR={lib}".strip()
     words = [f"BOARD={wanted.chip}", f"BUILD={target / 'port'}", f"FROZEN_MANIFEST={path}"]
-    words += [f"USER_C_MODULES={wanted.c_modules.resolve()}"] if wanted.c_modules else []
+    words += [f"USER_C_MODULES={wanted.c_modules}"] if wanted.c_modules else []
     run(["make", "-C", str(wanted.sources), jobs, *words], environment, log)
     made, code = (target / "port" / name for name in PRODUCTS[wanted.port])
     if not made.is_file():
@@ -358,7 +311,7 @@ def heap(image: Path) -> tuple[int, int, int]:
     return int(words[0]), int(words[1]), int(words[2])
 
 
-def report_heap(wanted: Wanted, image: Path) -> None:
+def report_heap(wanted: Namespace, image: Path) -> None:
     """Print the image's free heap, if it can be measured."""
     if not wanted.freezes:
         report_line("heap", "not measured: nothing is frozen")
@@ -370,9 +323,12 @@ def report_heap(wanted: Wanted, image: Path) -> None:
         report_line("", f"{made:,} with client and journal made; measured by booting the image on an emulated Pico")
 
 
-def optional_path(text: str) -> Path | None:
-    """Return a path from the command line, or None for "". `check` checks later whether it exists."""
-    return Path(text).expanduser() if text else None
+def existing(text: str) -> Path:
+    """Return an absolute path: argparse's `type` of a file or folder that must exist."""
+    path = Path(text).expanduser().resolve()
+    if not text or not path.exists():
+        raise ArgumentTypeError(f"{text!r} does not exist")
+    return path
 
 
 @named("image")
@@ -380,24 +336,23 @@ def main(argv: list[str] | None = None) -> int:
     """Run the command; return the exit status."""
     parser = parser_of("tools.deploy.image", __doc__)
     add = parser.add_argument
-    add("--board", required=True, help=f"one of {', '.join(CHIPS)}")
-    add("--micropython", type=optional_path, required=True, help="MicroPython's sources")
+    add("--board", choices=CHIPS, required=True)
+    add("--micropython", type=existing, required=True, help="MicroPython's sources")
     add("--app", action="store_true", dest="application", help="freeze the application, too")
     add("--journal", action="store_true", help="reserve 256 KB of flash for the journal (rp2)")
     drivers = "do not freeze the port's modules of micropython-lib"
     add("--no-drivers", action="store_false", dest="drivers", help=drivers)
     romfs = "KB of flash for a ROMFS (rp2)"
     add("--romfs", type=number(int, 0, 14 * 1024), default=0, dest="romfs_kib", help=romfs)
-    add("--manifest", type=optional_path, help="your own manifest, frozen in addition")
-    add("--user-c-modules", type=optional_path, dest="c_modules", help="USER_C_MODULES of MicroPython's build")
+    add("--manifest", type=existing, help="your own manifest, frozen in addition")
+    add("--user-c-modules", type=existing, dest="c_modules", help="USER_C_MODULES of MicroPython's build")
     add("--output", type=folder, default=ROOT / "build" / "image", help="the folder for the build")
-    wanted = parser.parse_args(argv, Wanted())
-
-    if wanted.board not in CHIPS:
-        raise Failure(f"BOARD={wanted.board} is unknown; known boards: {', '.join(CHIPS)}.")
-    if not wanted.micropython:
-        raise Failure("MICROPYTHON=path is missing: the folder with MicroPython's sources.")
-    wanted.micropython = wanted.micropython.resolve()
+    wanted = parser.parse_args(argv)
+    wanted.chip, wanted.port = CHIPS[wanted.board], "esp32" if wanted.board.startswith("esp32") else "rp2"
+    wanted.sources = wanted.micropython / "ports" / wanted.port
+    wanted.definition = wanted.sources / "boards" / wanted.chip
+    # With a ROMFS and without the application nothing is frozen: `make deploy` writes the modules into ROMFS.
+    wanted.freezes = wanted.application or not wanted.romfs_kib
     report_heap(wanted, built(wanted))
     return 0
 
