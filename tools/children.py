@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 _PR_SET_PDEATHSIG = 1
+STOP_S = 60
 _HELD_BACK = {signal.SIGINT, signal.SIGTERM}
 # Looked up here, because nothing should be loaded between fork and exec.
 _prctl = getattr(ctypes.CDLL(None), "prctl", None) if sys.platform == "linux" else None
@@ -187,7 +188,7 @@ class Child:
                 kill(self._process)
         await self.ended()
 
-    async def stop(self, seconds: float) -> None:
+    async def stop(self, seconds: float = STOP_S) -> None:
         """End the process with SIGTERM; kill it if it has not ended after so many seconds."""
         if self._process is not None and self.running:
             self._process.terminate()

@@ -70,7 +70,7 @@ def run_on_a_board(tmp_path, scenario, settings=None, environment=None):
                 await board.power_on()
                 await scenario(person, board)
             finally:
-                await board.stop()
+                await board.kill()
                 person.stop()
 
     asyncio.run(run())
@@ -148,7 +148,7 @@ def test_status_will_and_discovery_messages_are_published(tmp_path):
         await until_async(
             lambda: any(message.topic.startswith("homeassistant/sensor/dev-1/") for message in person.messages)
         )
-        await board.stop()
+        await board.kill()
         await until_async(lambda: person.live("status") == [b"online", b"offline"])
 
     run_on_a_board(tmp_path, scenario, {"discovery": "homeassistant"})
@@ -157,14 +157,14 @@ def test_status_will_and_discovery_messages_are_published(tmp_path):
 @pytest.mark.req("B4", "B5")
 def test_reboot_of_sleeping_board_happens_after_its_reply_is_delivered(tmp_path):
     async def scenario(person, board):
-        await board.asleep()
+        await board.ended()
         person.command(id="r", do="reboot")
         await board.power_on("deep-sleep")
-        await board.asleep()
+        await board.ended()
         await until_async(lambda: person.replies() == Counter({("r", "done"): 1}))
         assert board.console.read_text().count("\nsleep ") == 1, "the second wake ends with the restart"
         await board.power_on("reset")
-        await board.asleep()
+        await board.ended()
         assert board.console.read_text().count("\nsleep ") == 2
         assert person.replies() == Counter({("r", "done"): 1})
 
@@ -244,7 +244,7 @@ def test_board_keeps_sampling_while_the_broker_is_down(tmp_path):
                 )
             )
         finally:
-            await board.stop()
+            await board.kill()
             person.stop()
             broker.stop()
 
@@ -354,7 +354,7 @@ def test_unreachable_or_refusing_broker_is_named_on_the_console(tmp_path, listen
             await board.power_on()
             await until_async(lambda: board.console.exists() and words in board.console.read_text())
         finally:
-            await board.stop()
+            await board.kill()
             server.close()
 
     asyncio.run(run())

@@ -37,7 +37,7 @@ class Progress:
     done: bool = False
 
 
-class VirtualBoard:
+class VirtualBoard(Child):
     """One board and its flash.
 
     Args:
@@ -72,18 +72,12 @@ class VirtualBoard:
         directory.mkdir(parents=True, exist_ok=True)
         self._settings = {"broker": "127.0.0.1", "port": port, "device": device, "status_ms": 200, **(settings or {})}
         self.configure()
-        command = micropython(HEAP, "-m", "main")
         self.environment = {
             "MICROPYPATH": f".frozen:{board_image()}",
             "FLASHMQTT_FLASH_BYTES": str(flash_bytes),
             "FLASHMQTT_FLASH_TIME": str(flash_time),
         }
-        self._child = Child(command, directory, self.environment, take=self._take)
-
-    @property
-    def running(self) -> bool:
-        """Whether the board's program runs."""
-        return self._child.running
+        super().__init__(micropython(HEAP, "-m", "main"), directory, self.environment, take=self._hear)
 
     def configure(self, **settings: int | str) -> None:
         """Change keys of the board's configuration; the next start uses them."""
@@ -93,12 +87,12 @@ class VirtualBoard:
     async def power_on(self, cause: str = "power-on") -> None:
         """Start the board's program."""
         (self.directory / "reset_cause").write_text(cause)
-        await self._child.start()
+        await self.start()
         self.progress.connects = 0
 
     async def power_cut(self, rng: random.Random) -> None:
         """Cut the power and record this boot's counters."""
-        await self._child.kill()
+        await self.kill()
         self.torn += tear(self.flash, self._intent, rng)
         self.cuts += 1
         self.note_counters()
@@ -109,20 +103,12 @@ class VirtualBoard:
         Raises:
             BoardFailed: it ended without printing `done`.
         """
-        await self.asleep()
+        await self.ended()
         if not self.progress.done:
             raise BoardFailed(
                 f"The board's program ended with an error. Its console, {self.console}:\n{tail(self.console, 15)}"
             )
         self.note_counters()
-
-    async def asleep(self) -> None:
-        """Wait until the program ends, as a board does to sleep."""
-        await self._child.ended()
-
-    async def stop(self) -> None:
-        """End the process, if it runs."""
-        await self._child.kill()
 
     def note_counters(self) -> None:
         """Read from the flash which messages the last boot has stored."""
@@ -141,7 +127,7 @@ class VirtualBoard:
         """Return the board's stored messages in the form that the pipeline's audit reads."""
         return {self.device: {"boots": self.boots}}
 
-    def _take(self, line: str) -> None:
+    def _hear(self, line: str) -> None:
         """Take a line of the console."""
         with self.console.open("a") as log:
             log.write(line)

@@ -31,7 +31,6 @@ from tools.proof.proxy import Proxy
 
 START_S = 60  # of the collector; the broker may be down meanwhile
 STALLED_S = 120
-STOP_S = 60
 QUIET_S = 1.5
 SETTLE_S = 0.05
 # Board and collector reconnect soon. With longer pauses, a run whose links are cut every second would be mostly pauses.
@@ -46,7 +45,7 @@ POWER, LINK, SILENCE, ABSENCE = "power cut", "link cut", "silence", "absence"
 BROKER, COLLECTOR, COLLECTOR_LINK = "broker kill", "collector kill", "collector link cut"
 
 
-class Collector:
+class Collector(Child):
     """One collector, with its log and its landing in `directory`.
 
     Args:
@@ -65,12 +64,7 @@ class Collector:
             *("--segment-seconds", "10", "--longest-pause", str(LONGEST_PAUSE_S), *options),
         ]
         self._log = directory / "collector.log"
-        self._child = Child(command, ROOT, log=self._log)
-
-    @property
-    def pid(self) -> int:
-        """Its process id, 0 while it does not run."""
-        return self._child.pid
+        super().__init__(command, ROOT, log=self._log)
 
     @property
     def subscribed(self) -> bool:
@@ -80,7 +74,7 @@ class Collector:
     async def launch(self) -> None:
         """Start its process."""
         self._offset = self._log.stat().st_size if self._log.exists() else 0
-        await self._child.start()
+        await super().start()
 
     async def start(self) -> None:
         """Start it and wait until it is subscribed, so that no message is published before.
@@ -89,13 +83,9 @@ class Collector:
             Failure: it does not; the text has the end of its log.
         """
         await self.launch()
-        await holds(lambda: self.subscribed or not self._child.running, START_S)
+        await holds(lambda: self.subscribed or not self.running, START_S)
         if not self.subscribed:
-            raise Failure(f"The collector did not start. Its log, {self._log}:\n{self._child.logged()}")
-
-    async def kill(self, alone: bool) -> None:
-        """End it as a crash would: `alone`, or together with its sealer."""
-        await self._child.kill(alone)
+            raise Failure(f"The collector did not start. Its log, {self._log}:\n{self.logged()}")
 
     async def restart(self) -> None:
         """Kill it, and start it again; its sealer notices by itself."""
@@ -112,10 +102,6 @@ class Collector:
                 if now != size:
                     size, since = now, time.monotonic()
 
-    async def stop(self) -> None:
-        """Let it seal what it has, and end it."""
-        await self._child.stop(STOP_S)
-
     async def drain(self) -> None:
         """Start it, wait until nothing arrives any more, let it seal everything, and end it.
 
@@ -125,8 +111,8 @@ class Collector:
         await self.start()
         await self.quiet()
         await self.stop()
-        if self._child.status:
-            raise Failure(f"The collector failed. Its log, {self._log}:\n{self._child.logged()}")
+        if self.status:
+            raise Failure(f"The collector failed. Its log, {self._log}:\n{self.logged()}")
 
 
 def command_line(name: str, doc: str, folder_name: str, interval_ms: int) -> argparse.ArgumentParser:
@@ -309,7 +295,7 @@ class Chain:
                 await proxy.start()
                 place = self._directory / within
                 board = VirtualBoard(place, name, proxy.port, settings, flash_kib * 1024, flash_time)
-                stack.push_async_callback(board.stop)
+                stack.push_async_callback(board.kill)
                 self.boards.append(board)
                 self.proxies.append(proxy)
             await self.collector.start()

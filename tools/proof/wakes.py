@@ -72,7 +72,7 @@ async def _wake(chain: Chain, cut: bool) -> None:
             await board.power_cut(rng)
             chain.count(POWER)
             return
-    await board.asleep()
+    await board.ended()
     if tail(board.console, 1) != "asleep":
         raise RuntimeError(f"the board did not go to sleep: {tail(board.console)}")
 
