@@ -102,7 +102,7 @@ def test_bytes_before_a_reset_are_read_after_a_failed_write():
 
 def test_last_message_comes_only_after_the_acknowledgements_of_the_right_qos():
     async def told(*acknowledgements):
-        broker = await HostileBroker(WRONGS[0], "", 4, "t").start()
+        broker = HostileBroker(WRONGS[0], "", 4, "t")
         reader, writer = await asyncio.open_connection("127.0.0.1", broker.port)
         writer.write(packets.connect("board") + packets.subscribe(1, [("t/in", 2)]))
         writer.write(b"".join(packets.ack(*one) for one in acknowledgements) + packets.PING)

@@ -16,7 +16,9 @@ import contextlib
 import itertools
 import socket
 import struct
+from collections.abc import Coroutine
 from dataclasses import dataclass, field
+from typing import Any
 
 from tools.proof import packets as p
 from tools.proof.faults.hostile.wrongs import Scene, Wrong
@@ -54,47 +56,44 @@ class Wire:
     def __init__(self, sock: socket.socket, number: int):
         self.number = number  # the first connection is 1
         self.silent = False  # nothing more is answered
-        self.closed = False  # by this side
+        self.open = True  # not closed by this side
         self._sock = sock
         self._loop = asyncio.get_running_loop()
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
+    @property
+    def answers(self) -> bool:
+        """Whether the broker still answers on it."""
+        return self.open and not self.silent
+
     async def read(self) -> bytes:
         """Return received bytes, or b"" at the end of the connection."""
-        if self.closed:
-            return b""
-        try:
+        with contextlib.suppress(OSError):  # a reset, after the last byte; or it was closed
             return await self._loop.sock_recv(self._sock, READ_BYTES)
-        except OSError:  # a reset, after the last byte
-            return b""
+        return b""
 
-    async def write(self, content: bytes) -> bool:
+    async def write(self, *contents: bytes) -> bool:
         """Send bytes; return whether that worked."""
-        if self.closed:
-            return False
-        try:
-            await self._loop.sock_sendall(self._sock, content)
-        except OSError:
-            return False
-        return True
+        with contextlib.suppress(OSError):
+            await self._loop.sock_sendall(self._sock, b"".join(contents))
+            return True
+        return False
 
     def close(self, how: str = "fin") -> None:
         """Close; "rst": by a reset."""
-        if self.closed:
-            return
-        self.closed = True
-        if how == "rst":
-            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        else:
-            with contextlib.suppress(OSError):  # unread bytes would turn it into a reset
-                while self._sock.recv(READ_BYTES):
+        self.open = False
+        with contextlib.suppress(OSError):  # it was closed
+            if how == "rst":
+                self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            else:
+                while self._sock.recv(READ_BYTES):  # unread bytes would turn it into a reset
                     pass
         self._sock.close()
 
 
 class HostileBroker:
-    """Listens on a free port of loopback.
+    """Listens on a free port of loopback. It is made in a running event loop.
 
     Args:
         wrong, moment: what to do, and when.
@@ -107,33 +106,25 @@ class HostileBroker:
         self.moment = moment
         self.level = level
         self.topic = topic
-        self.port = 0
         self.seen = Seen()
         self._scene = Scene(level, topic=topic)
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=100)
-        self._accepting: asyncio.Task | None = None
-        self._serving: set[asyncio.Task] = set()
-        self._known = False
-        self._forget()
-        self._numbers: set[int] = set()  # of the client's messages
-        # The connection.
-        self._wire: Wire | None = None
-
-    async def start(self) -> HostileBroker:
-        """Start to listen."""
         self._listener.setblocking(False)
         self.port = self._listener.getsockname()[1]
         self._accepting = asyncio.ensure_future(self._accept())
-        return self
+        self._serving: set[asyncio.Task] = set()
+        self._wire: Wire  # the newest connection
+        self._known = False
+        self._forget()
+        self._numbers: set[int] = set()  # of the client's messages
 
     async def stop(self) -> None:
         """Stop. The client has closed its sockets; the bytes that it sent before are still read."""
-        tasks = {task for task in (self._accepting,) if task is not None}
         try:
             if self._serving:
                 await asyncio.wait(self._serving, timeout=LAST_BYTES_S)
         finally:
-            tasks |= self._serving
+            tasks = [self._accepting, *self._serving]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -144,9 +135,12 @@ class HostileBroker:
             sock, _ = await asyncio.get_running_loop().sock_accept(self._listener)
             self.seen.connections += 1
             self._wire = Wire(sock, self.seen.connections)
-            task = asyncio.ensure_future(self._serve(self._wire))
-            self._serving.add(task)
-            task.add_done_callback(self._serving.discard)
+            self._begin(self._serve(self._wire))
+
+    def _begin(self, serving: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(serving)
+        self._serving.add(task)
+        task.add_done_callback(self._serving.discard)
 
     async def _serve(self, wire: Wire) -> None:
         codec = p.Reader(self.level)
@@ -155,63 +149,40 @@ class HostileBroker:
                 for packet in codec.feed(chunk):
                     if packet.kind == p.DISCONNECT and self.seen.connection == wire.number:
                         self.seen.disconnect_code = packet.code
-                    if wire is self._wire and not wire.silent and not wire.closed:
+                    if wire is self._wire and wire.answers:
                         await self._take(packet)
         except p.Wrong as wrong:
             self.seen.problems.append(f"the client sent: {wrong}")
         finally:
             wire.close()
 
-    @property
-    def _answering(self) -> bool:
-        return self._wire is not None and not self._wire.silent and not self._wire.closed
-
-    async def _send(self, *contents: bytes) -> None:
-        assert self._wire is not None
-        await self._wire.write(b"".join(contents))
-
     async def _at(self, moment: str, *right: bytes) -> None:
         """Do the wrong thing if its moment has come; then the right thing, unless the wrong one replaces it."""
         if moment != self.moment or self.seen.done:
-            await self._send(*right)
+            await self._wire.write(*right)
             return
-        assert self._wire is not None
+        wire = self._wire
         self.seen.done = True
-        self.seen.connection = self._wire.number
+        self.seen.connection = wire.number
         for step in self.wrong.script(self._scene):
             if isinstance(step, bytes):
-                await self._send(step)
-            elif step[0] == "close":
-                await self._close(step[1])
-                return
-            elif step[0] == "silence":
-                self._wire.silent = True
-                return
-            else:
-                self._drip(step[1], step[2])
+                await wire.write(step)
+                continue
+            wire.silent = True  # no other packet can be sent inside a packet that never ends
+            if step[0] == "close":
+                await asyncio.sleep(0.01)  # so that the client mostly reads the sent bytes first
+                wire.close(step[1])
+            elif step[0] == "drip":
+                self._begin(self._drip(wire, *step[1:]))
+            return
         if not self.wrong.instead:
-            await self._send(*right)
+            await wire.write(*right)
 
-    async def _close(self, how: str) -> None:
-        assert self._wire is not None
-        self._wire.silent = True
-        await asyncio.sleep(0.01)  # so that the client mostly reads the sent bytes first
-        self._wire.close(how)
-
-    def _drip(self, content: bytes, seconds: float) -> None:
-        wire = self._wire
-        assert wire is not None
-        wire.silent = True  # no other packet can be sent inside this one
-
-        async def drip() -> None:
-            for byte in itertools.cycle(content):
-                if not await wire.write(bytes((byte,))):
-                    break
-                await asyncio.sleep(seconds)
-
-        task = asyncio.ensure_future(drip())
-        self._serving.add(task)
-        task.add_done_callback(self._serving.discard)
+    async def _drip(self, wire: Wire, content: bytes, seconds: float) -> None:
+        for byte in itertools.cycle(content):
+            if not await wire.write(bytes((byte,))):
+                break
+            await asyncio.sleep(seconds)
 
     # --- the right things ---
 
@@ -230,7 +201,7 @@ class HostileBroker:
             self._subscribed = True
             await self._at("suback")
         elif packet.kind == p.PINGREQ:
-            await self._send(p.PONG)
+            await self._wire.write(p.PONG)
         elif packet.kind in (p.PUBLISH, p.PUBREL) or (
             packet.packet_id in self._session.unanswered and (packet.kind == p.PUBACK) == (packet.packet_id != Y_ID)
         ):
@@ -253,8 +224,8 @@ class HostileBroker:
             self.level > 3 or not packet.clean
         ):  # at level 3 a clean connection only makes the broker forget an earlier life
             await self._at("connack")
-        if self._answering:
-            await self._send(self._session.repetitions())
+        if self._wire.answers:
+            await self._wire.write(self._session.repetitions())
 
     def _published(self, packet: p.Packet) -> None:
         number = int(packet.payload.split(b";")[0])
@@ -273,13 +244,13 @@ class HostileBroker:
 
     async def _own_messages(self) -> None:
         """Send the three messages, and the last one when they are acknowledged."""
-        if not self._answering or not self._subscribed:
+        if not self._wire.answers or not self._subscribed:
             return
         if not self._begun:
             self._begun = True
-            await self._send(self._message("1;", 1, X_ID), self._message("2;", 2, Y_ID), self._message("3;", 0))
+            await self._wire.write(self._message("1;", 1, X_ID), self._message("2;", 2, Y_ID), self._message("3;", 0))
         elif not self._session.unanswered and not self._ended:
             await self._at("idle")
-            if self._answering:
+            if self._wire.answers:
                 self._ended = True
-                await self._send(self._message("end", 1, END_ID))
+                await self._wire.write(self._message("end", 1, END_ID))

@@ -42,7 +42,7 @@ class Case:
         """Run it; return the verdict."""
         topic = f"faults/h{next(_serial)}"
         program = worker.program(self.interpreter)
-        broker = await HostileBroker(self.wrong, self.moment, self.level, topic).start()
+        broker = HostileBroker(self.wrong, self.moment, self.level, topic)
         verdict = Verdict(case=self, seen=broker.seen)
         program.note = verdict.note
         silent = "DeadlineExpired" in self.wrong.allowed(self.moment)
