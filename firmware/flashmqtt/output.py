@@ -39,9 +39,8 @@ class Output:
         self.sent_ms = 0
         self._sync = sync
         self.promised = False  # do bytes to send depend on the store?
-        self._offered = (
-            0  # the length of a write that took nothing; negative: a write may be incomplete, the next one fails
-        )
+        # The length of a write that took nothing. Negative: a write may be incomplete, and the next one fails.
+        self._offered = 0
 
     def clear(self) -> None:
         """The connection has ended: discard the buffer. Only CONNECT can be put before `open`."""
