@@ -368,6 +368,11 @@ def test_checkpoint_belongs_to_its_output_in_any_spelling_of_the_path(tmp_path, 
     assert Output(other.format(out=out)).stream_id(checkpoint) == stream_id
     with pytest.raises(OutputError, match="belongs to out, not to x: give that --out"):
         Output("x").stream_id(checkpoint)
+    Output("out").write(Commit(1, stream_id, 0))
+    out.rename("moved")
+    assert Output("moved").stream_id(Storage("moved/checkpoint")) == stream_id
+    with pytest.raises(OutputError, match="belongs to out, not to x: give that --out"):
+        Output("x").stream_id(Storage("moved/checkpoint"))
 
 
 def test_wrong_buckets_checkpoint_format_or_landing_is_refused(spark, five, tmp_path, out):

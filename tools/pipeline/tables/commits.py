@@ -166,14 +166,15 @@ class Output:
                 stream, out = str(found["stream"]), str(found["out"])
             except (ValueError, TypeError, KeyError) as error:
                 raise OutputError(source.damaged_checkpoint(checkpoint, name)) from error
-            if out != self.storage.uri and Storage(out).place != self.storage.place:
+            latest = self.latest()
+            is_ours = latest is not None and latest.stream == stream  # the tables may have been moved
+            if not is_ours and out != self.storage.uri and Storage(out).place != self.storage.place:
                 raise OutputError(
                     f"the checkpoint {checkpoint.uri} belongs to {out}, not to {self.storage.uri}: give that --out,"
                     " or another --checkpoint"
                 )
-            latest = self.latest()
             read = max((int(one) for one in checkpoint.list("commits") if one.isdigit()), default=-1)
-            if read >= 0 and (latest is None or (latest.stream == stream and latest.stream_batch < read)):
+            if read >= 0 and (latest is None or (is_ours and latest.stream_batch < read)):
                 raise OutputError(
                     f"the checkpoint {checkpoint.uri} has batches that {self.storage.uri} lacks: its tables were deleted, or are"
                     " from an older backup. Delete the checkpoint, too; then the pipeline reads the whole landing again, and"
