@@ -274,7 +274,12 @@ def test_remake_from_raw_data_gives_the_same_sums(spark, days, out, capsys):
     assert f"{new} has the same sums as {out}" in printed
     assert Output(str(new)).check_format() == 4
     assert remake.main(["--landing", str(days.landing.directory), "--out", str(out), "--to", str(new)]) == 2
-    assert "has tables already" in capsys.readouterr().err
+    assert "has tables already: give another --to, or, if a remake that was killed" in capsys.readouterr().err
+    days.landing.message("a", 1, days.seq + 1)
+    days.landing.seal()
+    newer = ["--landing", str(days.landing.directory), "--out", str(out), "--to", str(out.parent / "newer")]
+    assert remake.main(newer) == 1
+    assert f"{out} has not read all segments yet, so its sums are smaller: run the pipeline" in capsys.readouterr().out
 
 
 def test_batch_of_many_days_is_split_by_day_with_few_open_files(landing, out, monkeypatch):

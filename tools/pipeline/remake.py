@@ -3,7 +3,7 @@
 Use it for a later version that reads payloads in another way, for another number of buckets, or if an output may be wrong.
 First it checks that the raw data is complete: tables can't be made again from retired segments. If segments are missing,
 it makes nothing. The new tables are in another folder; the old ones are not changed. At the end it compares the sums of both.
-Exit status: 0 if they agree, 1 if they differ, 2 if it could not run.
+After a kill, delete the new tables and start it again. Exit status: 0 if they agree, 1 if they differ, 2 if it could not run.
 """
 
 import sys
@@ -77,7 +77,9 @@ def main(argv: list[str] | None = None) -> int:
     if gone := lacking(landing, before.read):
         raise Failure(f"the raw data is incomplete: {listed(gone)} are not in {landing.uri}. Restore them")
     if new.latest() is not None:
-        raise Failure(f"{given.to} has tables already: give another --to")
+        raise Failure(
+            f"{given.to} has tables already: give another --to, or, if a remake that was killed made them, delete them"
+        )
     with new.locked(), session.opened(given.master, new.storage) as spark:
         where = (given.landing, given.to, f"{given.to.rstrip('/')}/checkpoint", buckets)
         job = stream.Job(spark, *where, on_commit=print_batch, mapping=rules)
@@ -87,6 +89,10 @@ def main(argv: list[str] | None = None) -> int:
     differ = differences(before.summary["totals"], found.totals)
     for line in differ:
         print(f"  {line}")
+    if differ and new.newest().read != before.read:
+        print(
+            f"  {given.out} has not read all segments yet, so its sums are smaller: run the pipeline, then remake anew"
+        )
     if differ and given.mapping:
         print("  a new mapping may make other sums: check that these are what you expect")
     if not differ:
