@@ -677,7 +677,10 @@ class Client:
                     raise
                 waiting.failed_with(message, _exception(error))
             else:
-                waiting.finish(message)
+                if message.finished:
+                    waiting.finish(message)
+                else:  # its handler was removed meanwhile
+                    waiting.put_back(message)
             self.link.flush(ticks_ms())
             self._serve()
         except Exception as error:  # no memory, or the store failed

@@ -322,6 +322,29 @@ async def test_slow_async_handler_delays_only_its_own_messages(broker):
         assert acknowledged(broker) == [4, 1, 2, 3, 5] and seen[3:] == [b"s1", b"s2"]
 
 
+@pytest.mark.req("Q3", "R1", "R4")
+@in_a_loop
+async def test_message_whose_handler_is_removed_just_before_its_call_is_not_lost(broker):
+    seen = []
+
+    async def remove():
+        await mqtt.subscribe("a", 1)
+
+    async def handler(message):
+        seen.append(message.payload)
+        asyncio.create_task(remove())  # it begins before the task of the next message  # noqa: RUF006
+
+    async with client(broker) as mqtt:
+        await mqtt.subscribe("a", 1, handler)
+        broker.give(publish(b"a", b"1", 1, 1), publish(b"a", b"2", 1, 2))
+        await until(lambda: seen and len(broker.of(8)) == 2)
+        assert seen == [b"1"] and acknowledged(broker) == [1]
+        async for message in mqtt:
+            seen.append(message.payload)
+            break
+        assert seen == [b"1", b"2"]
+
+
 @pytest.mark.req("Q6", "R4")
 @in_a_loop
 async def test_on_message_works_on_one_message_at_a_time(broker):
