@@ -46,7 +46,9 @@ Spans = tuple[np.ndarray, np.ndarray]
 REPORTED = {
     **dict.fromkeys(("begun", "dropped_before", "erases_first"), "min"),
     **dict.fromkeys(("dropped_after", "erases", "connects", "told_uptime"), "max"),
-    **dict.fromkeys(("cause", "cause_seq"), "first"),  # the cause is from the message with the lowest number that has one
+    **dict.fromkeys(
+        ("cause", "cause_seq"), "first"
+    ),  # the cause is from the message with the lowest number that has one
     **dict.fromkeys(("offset_us", "tied_seq"), "last"),  # the clock minus the uptime is from the last tie
 }
 """The columns of the audit that are from the boards' messages, and how several messages give one value."""
@@ -151,9 +153,7 @@ def update(state: State, known: np.ndarray, kept: Kept, batch: Batch, late_after
     if len(wanted):
         tally = merge_tallies(state.keys_of, [before.select(schemas.TALLY.names), *tallies]).cast(schemas.TALLY)
         prior = before.take(_places(old_keys[again], state.keys[wanted]))
-        made = _rows(
-            state, spans, wanted, tally, prior, rest, rest_keys, events, reported, batch, late_after_s
-        )
+        made = _rows(state, spans, wanted, tally, prior, rest, rest_keys, events, reported, batch, late_after_s)
     lives, devices = _lives(state, kept.lives, before, made, reported)
     sums = summary.of(made)
     summary.add(sums, summary.of(before), -1)

@@ -71,7 +71,7 @@ class Rule:
     """A table `[[map]]`. Its values are texts with placeholders, or JSON paths, which begin with `$` or `@`."""
 
     topic: str
-    pattern: Pattern
+    pattern: re.Pattern[str]
     ignore: bool = False
     device: str = "{device}"
     path: str = "$"
@@ -168,7 +168,7 @@ class Mapping:
     def of(self, topic: str) -> tuple[tuple[Rule, ...], dict[str, str]] | None:
         """Return the rules for a topic, and the values of the topic's placeholders; None if no rule matches."""
         for rule in self.rules:
-            words = rule.pattern.match(topic)
+            words = matched(rule.pattern, topic)
             if words is not None:
                 return tuple(one for one in self.rules if one.topic == rule.topic), words
         return None
@@ -313,7 +313,8 @@ def _rule(wrong: Callable[[str, str], MappingError], table: dict[str, Any]) -> R
         raise wrong("topic", 'there is no topic, such as topic = "{device}/{name}"')
     topic = table["topic"]
     try:
-        pattern, words = _pattern(topic)
+        pattern = _pattern(topic)
+        words = set(pattern.groupindex)
     except ValueError as error:
         raise wrong("topic", f"topic = {topic!r}: {error}") from None
     given = {"convert" if key == "as" else key: value for key, value in table.items()}
@@ -366,79 +367,44 @@ def _check(text: str, known: set[str]) -> None:
         raise ValueError(f"{text!r}: unbalanced braces")
 
 
-class _Level(NamedTuple):
-    """A level of a topic pattern: texts with a placeholder between each two. Without texts it matches any level."""
+def _pattern(topic: str) -> re.Pattern[str]:
+    """Return a topic pattern as a regular expression for the reversed topic.
 
-    texts: tuple[str, ...]
-    words: tuple[str, ...] = ()
-
-    def match(self, text: str, found: dict[str, str]) -> bool:
-        """Return whether a level matches; put the placeholders' values into `found`, the first one as long as possible.
-
-        A regular expression could backtrack for days on a topic that a publisher has chosen for that purpose.
-        """
-        texts, words = self.texts, self.words
-        if not words:
-            return not texts or text == texts[0]
-        begin, end = len(texts[0]), len(text) - len(texts[-1])
-        if begin >= end or not text.startswith(texts[0]) or not text.endswith(texts[-1]):
-            return False
-        for word, between in zip(words[:0:-1], texts[-2:0:-1], strict=True):
-            at = text.rfind(between, begin + 1, end - 1)
-            if at < 0:
-                return False
-            found[word], end = text[at + len(between) : end], at
-        found[words[0]] = text[begin:end]
-        return True
-
-
-@dataclass(frozen=True)
-class Pattern:
-    """A topic pattern: its levels, and whether further levels may follow."""
-
-    levels: tuple[_Level, ...]
-    is_open: bool = False
-
-    def match(self, topic: str) -> dict[str, str] | None:
-        """Return the placeholders' values in a topic; None if it does not match."""
-        levels = topic.split("/")
-        if len(levels) < len(self.levels) or (len(levels) > len(self.levels) and not self.is_open):
-            return None
-        found: dict[str, str] = {}
-        if all(level.match(text, found) for level, text in zip(self.levels, levels, strict=False)):
-            return found
-        return None
-
-
-def _pattern(topic: str) -> tuple[Pattern, set[str]]:
-    """Return a topic pattern and its placeholders."""
+    The first placeholder of a level is as long as possible. So, from the right, each other one ends where the text before it
+    occurs first. An expression in the usual direction could backtrack for days on a topic that a publisher has chosen for that.
+    """
     words: set[str] = set()
-    levels = topic.split("/")
+    *levels, last = topic.split("/")
     made = []
-    for n, level in enumerate(levels):
+    for level in (*levels, last) if last != "#" else levels:
         if level == "#":
-            if n + 1 < len(levels):
-                raise ValueError("# has to be the last level")
-            break
+            raise ValueError("# has to be the last level")
         if level == "+":
-            made.append(_Level(()))
+            made.append("[^/]*")
             continue
         if "+" in level or "#" in level:
             raise ValueError("+ and # have to be whole levels")
-        texts, own, at = [], [], 0
-        for match in PLACEHOLDER.finditer(level):
-            if not match[1].isidentifier():
-                raise ValueError(f"{match[0]} is no placeholder, such as {{device}}")
-            if match[1] in words | {"key"}:
-                raise ValueError(f"{match[0]} is used twice or reserved")
-            words.add(match[1])
-            texts.append(level[at : match.start()])
-            own.append(match[1])
-            at = match.end()
-        if re.search(r"[{}]", PLACEHOLDER.sub("", level)):
+        parts = PLACEHOLDER.split(level)
+        texts, own = [re.escape(text[::-1]) for text in parts[::2]], parts[1::2]
+        for word in own:
+            if not word.isidentifier():
+                raise ValueError(f"{{{word}}} is no placeholder, such as {{device}}")
+            if word in words | {"key"}:
+                raise ValueError(f"{{{word}}} is used twice or reserved")
+            words.add(word)
+        if re.search(r"[{}]", "".join(texts)):
             raise ValueError("unbalanced braces")
-        made.append(_Level((*texts, level[at:]), tuple(own)))
-    return Pattern(tuple(made), levels[-1] == "#"), words
+        others = [f"(?>(?P<{word}>[^/]+?){text})" for word, text in zip(own[1:], texts[1:], strict=False)]
+        first = f"(?P<{own[0]}>[^/]+){texts[0]}" if own else ""
+        made.append("".join((texts[-1], *reversed(others), first)))
+    end = "" if last != "#" else "(?:.*/)?" if levels else ".*"
+    return re.compile(end + "/".join(reversed(made)), re.DOTALL)
+
+
+def matched(pattern: re.Pattern[str], topic: str) -> dict[str, str] | None:
+    """Return the placeholders' values in a topic; None if it does not match."""
+    found = pattern.fullmatch(topic[::-1])
+    return {word: text[::-1] for word, text in found.groupdict().items()} if found else None
 
 
 def device_and_name(topic: str) -> tuple[str, str | None]:

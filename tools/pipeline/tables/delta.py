@@ -16,9 +16,8 @@ import datetime
 import json
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -85,13 +84,14 @@ class Delta:
             DeltaError: see `follow`.
         """
         from deltalake import DeltaTable
+        from deltalake.exceptions import DeltaError as Failed
 
         storage = self.output.storage
         for table, directory in DIRECTORIES.items():
             log = f"{directory}/{DELTA_LOG}"
             if not storage.exists(log):
                 continue
-            with self._reported(table):
+            try:
                 found = DeltaTable(address(storage, directory))
                 newest = f"{found.version():020d}"
                 if f"{newest}.checkpoint.parquet" not in storage.list(log):
@@ -99,43 +99,31 @@ class Delta:
                 for name in storage.list(log, recursive=True):
                     if not name.startswith((newest, "_last_checkpoint")):
                         storage.delete(f"{log}/{name}")
-
-    @contextmanager
-    def _reported(self, table: str) -> Iterator[None]:
-        """Convert the errors of the block, which reads or writes a table's log."""
-        from deltalake.exceptions import DeltaError as Failed
-
-        try:
-            yield
-        except (Failed, OSError, ValueError) as error:
-            raise self._error(table, error) from error
+            except (Failed, OSError, ValueError) as error:
+                raise self._error(table, error) from error
 
     def _publish(self, one: Commit | None = None) -> None:
         """Update the logs to the newest commit, or add the commit `one`, if they have all earlier ones."""
         from deltalake.exceptions import CommitFailedError
+        from deltalake.exceptions import DeltaError as Failed
 
+        table = ""
         for tries_left in reversed(range(TRIES)):
-            tables = [table for table in DIRECTORIES if not one or table in schemas.STATE or table in one.files]
+            # In this order: if another process writes in the meantime, our write fails, because its version exists.
+            found: dict[str, DeltaTable] = {}
             try:
-                self._publish_once(tables, one)
+                for table in DIRECTORIES:
+                    if not one or table in schemas.STATE or table in one.files:
+                        found[table] = self._open(table)
+                commits = [one] if one else self.output.commits()
+                for table, log in found.items():
+                    self._reconcile(table, log, commits, one is None)
                 return
-            except DeltaError as error:  # another process publishes or compacts
-                if not tries_left or not isinstance(error.__cause__, CommitFailedError | FileNotFoundError):
-                    raise
-            one = None
+            except (Failed, OSError, ValueError) as error:
+                if not tries_left or not isinstance(error, CommitFailedError | FileNotFoundError):
+                    raise self._error(table, error) from error
+            one = None  # another process publishes or compacts
             time.sleep(0.01)
-
-    def _publish_once(self, tables: list[str], one: Commit | None) -> None:
-        # In this order: if another process writes in the meantime, our write fails, because its version exists.
-        found: dict[str, DeltaTable] = {}
-        for table in tables:
-            with self._reported(table):
-                found[table] = self._open(table)
-        with self._reported(tables[0]):
-            commits = [one] if one else self.output.commits()
-        for table, log in found.items():
-            with self._reported(table):
-                self._reconcile(table, log, commits, one is None)
 
     def _reconcile(self, table: str, found: DeltaTable, commits: list[Commit], all_there: bool) -> None:
         """Write a new version if the log differs from the commits, or, unless `all_there`, lacks their files."""
