@@ -106,26 +106,6 @@ class Shrunk:
     names: dict[str, str]
 
 
-def _children(node: ast.AST) -> list[ast.AST]:
-    """Return a node's children, like `ast.iter_child_nodes`, but not its context, which says only Load, Store or Del."""
-    found: list[ast.AST] = []
-    for name in node._fields:
-        value = getattr(node, name, None) if name != "ctx" else None
-        if type(value) is list:
-            found += [one for one in value if isinstance(one, ast.AST)]
-        elif isinstance(value, ast.AST):
-            found.append(value)
-    return found
-
-
-def _walk(tree: ast.AST) -> list[ast.AST]:
-    """Return all nodes of a tree, like `ast.walk`, in a fifth of the time."""
-    found = [tree]
-    for node in found:
-        found += _children(node)
-    return found
-
-
 class _Module:
     """One module.
 
@@ -139,7 +119,7 @@ class _Module:
         self._starts = [0, *itertools.accumulate(map(len, self.content.splitlines(True)))]
         self.package = name if is_package else name.rpartition(".")[0]
         self.tree = ast.parse(text, name)
-        self.nodes = _walk(self.tree)
+        self.nodes = [*ast.walk(self.tree)]
         self.constants: dict[str, _Known] = {}
 
     @functools.cached_property
@@ -203,7 +183,7 @@ class _Module:
             node = left.pop()
             if type(node) in _BINDING:
                 found.update(self._bindings(node))
-            left += () if isinstance(node, (*_DEFINITIONS, ast.Lambda)) else _children(node)
+            left += () if isinstance(node, (*_DEFINITIONS, ast.Lambda)) else ast.iter_child_nodes(node)
         return found
 
     @functools.cached_property
@@ -214,7 +194,7 @@ class _Module:
     def strings(self) -> set[str]:
         """Return its strings, and the names in its f-strings."""
         found = {node.value for node in self.nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
-        formatted = [inner for node in self.nodes if isinstance(node, ast.JoinedStr) for inner in _walk(node)]
+        formatted = [inner for node in self.nodes if isinstance(node, ast.JoinedStr) for inner in ast.walk(node)]
         found.update(inner.id for inner in formatted if isinstance(inner, ast.Name))
         return found.union(inner.attr for inner in formatted if isinstance(inner, ast.Attribute))
 
@@ -230,7 +210,7 @@ class _Module:
         names = {node.id for node in self.nodes if isinstance(node, ast.Name)} | {*self.globals}
         for node in self.nodes:
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-                names |= {arg.arg for arg in _walk(node.args) if isinstance(arg, ast.arg)}
+                names |= {arg.arg for arg in ast.walk(node.args) if isinstance(arg, ast.arg)}
                 names.update(self.bound_in(node.body if isinstance(node.body, list) else ()))
         return names.union(name for _, _, _, name in self.imports())
 
@@ -273,7 +253,7 @@ def _for_boards(name: str, text: str) -> str:
     if "# CPython" not in text and "TYPE_CHECKING" not in text:
         return text
     lines = text.splitlines(True)
-    nodes = _walk(ast.parse(text, name))
+    nodes = [*ast.walk(ast.parse(text, name))]
     for block in nodes:
         if isinstance(block, ast.If) and ast.unparse(block.test) == "TYPE_CHECKING" and not block.orelse:
             lines[block.lineno - 1 : block.end_lineno] = [""] * ((block.end_lineno or 0) - block.lineno + 1)
@@ -520,8 +500,8 @@ def _short_names(
     families = _families(modules)
     anywhere = {_stored(node) for module in modules.values() for node in module.nodes if _root(node) != "self"}
     for module, node, family in families:
-        bound = {*module.bound_in(node.body), *(_stored(one) for one in _walk(node) if _root(one) == "self")}
-        if "__getattr__" in bound and any(isinstance(one, ast.Name) and one.id == "getattr" for one in _walk(node)):
+        bound = {*module.bound_in(node.body), *(_stored(one) for one in ast.walk(node) if _root(one) == "self")}
+        if "__getattr__" in bound and any(isinstance(one, ast.Name) and one.id == "getattr" for one in ast.walk(node)):
             anywhere |= bound
         for name in bound | _read_in(node):
             homes[name].add(family)
@@ -565,14 +545,14 @@ def _with_short_parameters(
         node, around = left.pop()
         if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             around = node.name if isinstance(node, ast.ClassDef) else around
-            left += [(child, around) for child in _children(node)]
+            left += [(child, around) for child in ast.iter_child_nodes(node)]
             continue
         name = around if node.name.startswith("__") else node.name
         start, end = module.span(node)
         text = module.content[start:end].decode()
         words = {*re.findall(r"\w+", text)}
         free = [word for word in _FOR_GLOBALS.split() if word not in words]
-        inner = [*_walk(node)]
+        inner = [*ast.walk(node)]
         if name not in asked and not any(isinstance(one, ast.ClassDef) for one in inner):
             fixed = stays.union(public) if name in public else stays
             found = dict.fromkeys(one.arg for one in inner if isinstance(one, ast.arg) and one.arg not in fixed)
@@ -594,7 +574,7 @@ def _with_short_statements(module: _Module) -> str:
     edits: list[tuple[Any, str]] = []
     imports: defaultdict[tuple[int, str | None], list[ast.ImportFrom]] = defaultdict(list)
     # Python before 3.12 gives no positions inside an f-string.
-    formatted = {inner for node in module.nodes if isinstance(node, ast.JoinedStr) for inner in _walk(node)}
+    formatted = {inner for node in module.nodes if isinstance(node, ast.JoinedStr) for inner in ast.walk(node)}
     for node in module.nodes:
         if node in formatted:
             continue
@@ -695,7 +675,7 @@ def _read_in(node: ast.ClassDef) -> set[str]:
             inner += one.bases if isinstance(one, ast.ClassDef) else [one.args]
         else:
             found |= {one.id} if isinstance(one, ast.Name) else set()
-            inner += _children(one)
+            inner += ast.iter_child_nodes(one)
     return found
 
 
