@@ -109,12 +109,6 @@ def test_failing_area_is_named_and_the_others_run(tmp_path, monkeypatch, capsys)
     assert [told["whole"] for told in written["areas"].values()] == [False, True]
 
 
-def test_area_that_takes_too_long_is_stopped():
-    with pytest.raises(bench.TooLong), bench.limited(1):
-        while True:
-            pass
-
-
 def test_figure_of_another_area_is_refused():
     with pytest.raises(ValueError, match="no name for a figure of size"):
         bench.Bench("size").figure("codec.x", 1)

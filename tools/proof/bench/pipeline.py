@@ -22,7 +22,6 @@ from tools.pipeline.tables.commits import Output
 from tools.proof import fleet
 from tools.proof.bench.figures import Bench
 
-AREA_S = 2400  # it takes some minutes on a quiet machine
 SIZES = (500_000, 8_000_000)
 HISTORIES = ("1x100", "10x100", "100x100")  # days, messages of each device a day
 START_RUNS = 3

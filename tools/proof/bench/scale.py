@@ -12,7 +12,6 @@ from tools.proof import fleet
 from tools.proof.bench.figures import Bench
 from tools.proof.bench.pipeline import job
 
-AREA_S = 2400
 DEVICES = 300_000  # of the large fleet
 READINGS = 10_000_000  # of the one device
 MESSAGES = 4  # of each device of the large fleet, in two boots
