@@ -109,7 +109,7 @@ def test_every_case_is_found_by_its_id():
     cases = {case for suite in (*FULL, *SHORT) for case in suite.bases}
     for case in cases:
         cut = find(f"{case}/up3.middle.rst+down12.after.fin")
-        assert cut.base == case
+        assert replace(cut, cuts=()) == case
         assert find(str(cut)) == cut
     for text in ("4-q3-out-mpy-ram-mosquitto-w2x4", "4-q2-out-mpy-ram-mosquitto-w2x4/up3.nowhere.rst"):
         with pytest.raises(ArgumentTypeError, match=f"not the id of a case: {text}"):

@@ -21,7 +21,7 @@ Brokers:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
@@ -29,7 +29,6 @@ from tools.proof.device import END
 from tools.proof.proxy import DOWN, PLACES, UP, Cut, Seen, packet_lines
 
 FLOWS = ("out", "in")
-INTERPRETERS = ("mpy", "cpy", "mpyaio", "cpyaio")
 LONG = 2500
 
 
@@ -47,11 +46,6 @@ class Case:
     count: int = 4
     long: bool = False
     cuts: tuple[Cut, ...] = ()
-
-    @property
-    def base(self) -> Case:
-        """The same case without any cut."""
-        return replace(self, cuts=())
 
     @property
     def size(self) -> int:

@@ -22,11 +22,9 @@ from tools.proof.faults.cases import FLOWS, Case, Outcome, places_of
 from tools.proof.faults.hostile import runner as hostile
 from tools.proof.faults.runner import HEAP, Worker
 from tools.proof.program import board_image
-from tools.proof.proxy import DOWN, Cut
+from tools.proof.proxy import DOWN, PLACES, Cut
 
 PINGREQ = 12
-POWER = "the board's power"
-ALL_PLACES = ("before", "first", "middle", "last", "after")
 BORDERS = ("before", "after")
 
 
@@ -47,7 +45,7 @@ class Suite:
     name: str
     bases: tuple[Any, ...]
     manners: tuple[str, ...] = ()
-    places: tuple[str, ...] = ALL_PLACES
+    places: tuple[str, ...] = PLACES
     depth: int = 1
     then: tuple[tuple[Cut, ...], ...] = ((),)
     heap: str = HEAP
@@ -152,7 +150,7 @@ HOSTILE = tuple(
 
 def power(kills: Iterable[tuple[int, int]], seed: int) -> Suite:
     """Return the suite of a board's kills; `kills` are (level, how many). Other load would shift their moments."""
-    return Suite(POWER, tuple(power_cuts.Case(level, count, seed) for level, count in kills), workers=1)
+    return Suite("the board's power", tuple(power_cuts.Case(level, count, seed) for level, count in kills), workers=1)
 
 
 def find(text: str) -> Any:
