@@ -128,10 +128,7 @@ def main_of(command):
 @pytest.mark.parametrize(
     "line",
     [
-        *(
-            f"proof.run --{words}"
-            for words in ("cuts abc", "readings 0", "port 70000", "flash-kib 18", "output /dev/null")
-        ),
+        *(f"proof.run --{words}" for words in ("cuts abc", "readings 0", "flash-kib 18", "output /dev/null")),
         *(f"collector --landing x --{words}" for words in ("segment-rows 0", "segment-mb 4096", "segment-seconds nan")),
         *(f"collector --landing x --{words}" for words in ("packet-bytes 1", "drain -1")),
         *("pipeline.verdict --out x --silent-after nan", "pipeline.run --metrics-port 70000"),

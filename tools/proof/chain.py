@@ -206,7 +206,6 @@ class RunStats:
     """
 
     seed: int
-    broker: str = ""
     seconds: float = 0.0
     began_us: int = 0
     faults: Counter[str] = field(default_factory=Counter)
@@ -245,7 +244,6 @@ class Chain:
         self.broker = broker
         self.boards: list[VirtualBoard] = []
         self.proxies: list[Proxy] = []  # each board's, in their order
-        stats.broker = broker.kind
         self._longest_absence_s = longest_absence_s
         self._directory = directory
         self._began = 0.0

@@ -57,7 +57,7 @@ def draw(rng: random.Random, messages: int, power: int, link: int, collector: in
 
 async def run_chain(arguments: argparse.Namespace, directory: Path) -> RunStats:
     """Run board, proxy, broker and collector until everything is delivered; return the counts."""
-    broker = Broker(directory / "broker", arguments.port, None if arguments.broker == "auto" else arguments.broker)
+    broker = Broker(directory / "broker")
     chain = Chain(directory, broker, RunStats(arguments.seed))
     # When the flash is full, for example after many cuts in a row, publish() refuses. The run is about accepted messages.
     settings = {"interval_ms": arguments.interval_ms, "keep_alive_s": 5, "when_full": "refuse"}
@@ -124,8 +124,6 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--collector-kills", type=number(int, 0, MOST_FAULTS), default=3, help="times the collector is killed"
     )
-    parser.add_argument("--broker", choices=("auto", "mosquitto", "amqtt"), default="auto")
-    parser.add_argument("--port", type=number(int, 1, 65535), help="the broker's port; default: a free one")
     return parser.parse_args(argv)
 
 
