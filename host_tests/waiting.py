@@ -9,7 +9,7 @@ import asyncio
 import time
 from collections.abc import Callable
 
-PATIENCE_S = 60  # for what has to happen, on a busy machine
+PATIENCE_S = 120  # for what has to happen, on a busy machine
 POLL_S = 0.02
 
 

@@ -235,7 +235,9 @@ def test_no_finished_handler_runs_again_whatever_the_order_in_which_the_broker_s
             broker.queue.append((TOPICS[random.below(3)], b"%d" % i))
             what = random.below(10)
             if what < 2 or broker.mute:
-                turn(broker, mqtt, 2)  # so that no PUBACK is lost
+                turn(broker, mqtt, 2)
+                poll_until(mqtt, lambda: not mqtt.link.output.end, 0)
+                broker()  # so that no PUBACK is lost
                 broker.drop()
             elif what < 4:
                 topic = TOPICS[random.below(3)]

@@ -145,4 +145,4 @@ def test_client_continues_after_ctrl_c_at_any_place(case, qos):
         if not interrupt.place:
             break
         places += 1
-    assert places > 100
+    assert places > 50  # Python 3.13 has fewer than 3.11

@@ -52,7 +52,7 @@ def file_server(dist):
 
 
 def run(*words, **options):
-    ran = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False, **options)
+    ran = subprocess.run(words, capture_output=True, text=True, timeout=600, check=False, **options)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     return ran.stdout
 
