@@ -15,7 +15,7 @@ from flashmqtt import errors
 from flashmqtt.connection import OUTPUT
 from tools.collector.collector import Collector, Settings
 from tools.collector.health import Health
-from tools.collector.runs import PUBREC_WINDOW
+from tools.collector.runs import PUBREC_WINDOW, RunDecoder
 from tools.landing.log import HELD, LANDED, read_log
 from tools.landing.seal import rows_of
 from wire import take
@@ -149,6 +149,18 @@ def test_runs_give_the_same_as_single_messages(stream):
         *plain, _ = drive(Path(name) / "plain", level, chunks, runs=False)
         *quick, _ = drive(Path(name) / "quick", level, chunks, runs=True)
     assert quick == plain
+
+
+@pytest.mark.parametrize(("length", "remembered"), [(255, True), (256, False)])
+def test_only_short_topics_are_remembered(length, remembered):
+    """100,000 topics of 65,535 bytes would take 6.5 GB."""
+    packet = put_publish(4, b"x" * length, b"1", 1, 1, False, False)
+    decoder = RunDecoder(1 << 18, 4)
+    decoder.know(length.to_bytes(2) + b"x" * length)
+    decoder.room()[: len(packet)] = packet
+    decoder.received(len(packet))
+    decoder.look()
+    assert decoder.take_run(9) == ((packet, [b"\0\1"]) if remembered else (b"", []))
 
 
 @pytest.mark.parametrize("level", [4, 5])

@@ -44,10 +44,11 @@ class RunDecoder(OversizeDecoder):
         self._seen_end = self.stop
 
     def know(self, topic: bytes) -> None:
-        """Remember the topic, with its length in front, of a PUBLISH that the decoder accepted."""
+        """Remember the topic, with its length in front, of a PUBLISH that the decoder accepted, if it has less than 256 bytes."""
         if len(self._known) >= MOST_TOPICS:
             self._known.clear()
-        self._known.add(topic)
+        if not topic[0]:
+            self._known.add(topic)
 
     def take_run(self, most: int) -> tuple[bytes, list[bytes]]:
         """Consume at most `most` QoS 1 messages; return their packets and their packet ids."""
