@@ -4,6 +4,7 @@ import os
 
 import pytest
 
+from host_tests.pipeline.conftest import Landing
 from tools.landing import parquet, segments
 from tools.landing.log import Header, LandingLog
 from tools.pipeline import stream
@@ -59,6 +60,23 @@ def test_collector_whose_numbers_began_again_is_noticed(landing, local, tmp_path
     number = min(again, 3)
     with pytest.raises(source.LandingError, match=rf"c-00000000{number}\.parquet is .* the numbers began again"):
         job._check_numbers(source.latest(Storage(str(landing.directory))), commits[-1])
+
+
+@pytest.mark.req("P3")
+def test_landing_of_another_collector_of_the_same_name_is_noticed(landing, tmp_path):
+    """They worked at the same time: some messages of the other one arrived later, not all."""
+    landing.message("a", 1, 1)
+    landing.seal()
+    directory, checkpoint = Storage(str(landing.directory)), Storage(str(tmp_path / "checkpoint"))
+    _, last_us = source.arrivals_us(directory, "c-000000001.parquet")
+    other = Landing(tmp_path / "other")
+    other.directory.mkdir()
+    other.message("b", 1, 1, arrival_us=last_us - 1)
+    other.message("b", 1, 2, arrival_us=last_us + 1)
+    other.seal()
+    found = source.latest(Storage(str(other.directory)))
+    with pytest.raises(source.LandingError, match="is not the segment that was read: it has messages that arrived later"):
+        source.check_numbers(Storage(str(other.directory)), found, {"c": 1}, {"c": last_us}, checkpoint)
 
 
 @pytest.mark.req("P4")

@@ -271,6 +271,20 @@ def test_segments_lost_after_the_last_one_read_are_reported(local, landing, out,
     assert verdict.judge(output).totals["missing"] == 1
 
 
+@pytest.mark.req("P3")
+def test_first_segments_lost_before_the_first_run_are_reported(local, landing, out):
+    landing.raw("x/temperature", b"1")
+    landing.seal().unlink()
+    landing.raw("x/temperature", b"2")
+    landing.seal()
+    output = Output(str(out))
+    output.prepare(2)
+    with pytest.raises(LandingError, match="segment c-000000001.parquet is missing from the landing: restore it"):
+        stream.run_batch(local, {"c": 2}, Storage(str(landing.directory)), output, 2, "one", 0)
+    with pytest.raises(LandingError, match="segment b-000000001.parquet is missing from the landing: restore it"):
+        stream.run_batch(local, {"b": 2}, Storage(str(landing.directory)), output, 2, "one", 0)
+
+
 def test_missing_segment_is_named_and_read_once_it_is_restored(spark, five, tmp_path, out):
     five.message("a", 1, 6)
     gone = five.seal()

@@ -107,7 +107,7 @@ def check_numbers(
         found: its segments.
         read: the last segment that was read of each collector.
         last_arrival_us: the last arrival in each of these segments. `forget` only removes messages from a segment, so
-            a segment whose messages all arrived later is another one.
+            a segment with messages that arrived later is another one.
         checkpoint: Spark's checkpoint.
 
     Raises:
@@ -120,9 +120,9 @@ def check_numbers(
             its = f"is its collector's newest, but segment {last} has been read"
         elif last in numbers and collector in last_arrival_us:
             arrivals = arrivals_us(landing, numbers[last])
-            if arrivals is None or arrivals[0] <= last_arrival_us[collector]:
+            if arrivals is None or arrivals[1] <= last_arrival_us[collector]:
                 continue
-            newest, its = last, "is not the segment that was read: all its messages arrived later"
+            newest, its = last, "is not the segment that was read: it has messages that arrived later"
         else:
             continue
         raise LandingError(
@@ -149,10 +149,9 @@ def between(
     chosen = []
     for collector in sorted(end):
         numbers = found.get(collector, {})
-        first = start.get(collector, 0) + 1
-        if collector not in start and numbers:
-            first = min(numbers)  # older ones were retired before this stream started
-            first = min(first, (read or {}).get(collector, first) + 1)
+        first = start.get(collector, (read or {}).get(collector, 0)) + 1
+        if collector not in start:
+            first = min([first, *numbers])  # all that are there: older ones were retired before this stream started
         for number in range(first, end[collector] + 1):
             if number not in numbers:
                 raise LandingError(_missing(landing, collector, number))
