@@ -122,7 +122,7 @@ def test_start_of_a_run_deletes_the_temporary_files_of_killed_commands(days, out
         for where in ("", "commits/", "report/2/", "sinks/")
         for name in ("x.json", "y.html")
     ]
-    names += ["verdict.json.tmp", "commits/notes.tmp"]  # other programs'
+    names += ["verdict.json.tmp", "commits/notes.tmp", ".settings.tmp", ".note.tmp"]  # other programs'
     for n, name in enumerate(names):
         (out / name).parent.mkdir(parents=True, exist_ok=True)
         (out / name).write_bytes(b"{")

@@ -29,7 +29,7 @@ from .storage import Storage
 FORMAT_FILE = "format.json"
 COMMIT_NAME = re.compile(r"([0-9]{9,})\.json")
 COMMITS = "commits"
-TEMPORARY = re.compile(r"(^|/)\.[^/]+\.tmp$")
+TEMPORARY = re.compile(r"(^|/)\.[^/]+\.[0-9a-f]{8}\.tmp$")
 WITH_TEMPORARY = ("", COMMITS, "missing", "report", "sinks")
 """Directories in which a killed command may leave a temporary file; those of the tables have names of batches."""
 KILLED_S = 3600.0
