@@ -75,7 +75,9 @@ def test_landing_of_another_collector_of_the_same_name_is_noticed(landing, tmp_p
     other.message("b", 1, 2, arrival_us=last_us + 1)
     other.seal()
     found = source.latest(Storage(str(other.directory)))
-    with pytest.raises(source.LandingError, match="is not the segment that was read: it has messages that arrived later"):
+    with pytest.raises(
+        source.LandingError, match="is not the segment that was read: it has messages that arrived later"
+    ):
         source.check_numbers(Storage(str(other.directory)), found, {"c": 1}, {"c": last_us}, checkpoint)
 
 

@@ -1,5 +1,6 @@
 """Segments to tables through Spark: exactly once, restarts, replays."""
 
+import dataclasses
 import json
 import os
 import re
@@ -279,9 +280,9 @@ def test_first_segments_lost_before_the_first_run_are_reported(local, landing, o
     landing.seal()
     output = Output(str(out))
     output.prepare(2)
-    with pytest.raises(LandingError, match="segment c-000000001.parquet is missing from the landing: restore it"):
+    with pytest.raises(LandingError, match=r"segment c-000000001\.parquet is missing from the landing: restore it"):
         stream.run_batch(local, {"c": 2}, Storage(str(landing.directory)), output, 2, "one", 0)
-    with pytest.raises(LandingError, match="segment b-000000001.parquet is missing from the landing: restore it"):
+    with pytest.raises(LandingError, match=r"segment b-000000001\.parquet is missing from the landing: restore it"):
         stream.run_batch(local, {"b": 2}, Storage(str(landing.directory)), output, 2, "one", 0)
 
 
@@ -473,6 +474,14 @@ def test_full_check_agrees_with_the_audit_finds_damaged_rows_and_keeps_an_existi
     assert (found.boots, found.messages, found.agrees) == (2, 4, False)
     assert (found.twice, found.absent, found.strange) == (1, 2, 0)
     assert [(row.device, row.twice, row.absent) for row in found.rows] == [("a", 1, 2)]
+    at = table.schema.get_field_index("device")
+    foreign = table.slice(0, 1).set_column(
+        at, table.schema.field(at), pa.array(["z"]).cast(table.schema.field(at).type)
+    )
+    pq.write_table(pa.concat_tables([table, foreign]), output.storage.path(name))
+    output._put(dataclasses.replace(commit, kept_from="2020-01-01"))
+    found = check.full_check(spark, str(out))
+    assert (found.twice, found.absent, found.strange) == (0, 0, 1)
 
 
 @pytest.mark.req("P3")

@@ -105,7 +105,8 @@ def full_check(spark: SparkSession, out: str) -> Checked:
     tables = {name: output.read(spark, name) for name in ("readings", "events", "audit")}
     kept_from = output.kept_from()
     both = compared(**tables)
-    both = (both.where(f"first_arrival >= timestamp'{kept_from}'") if kept_from else both).cache()
+    kept = f"first_arrival >= timestamp'{kept_from}' OR first_arrival IS NULL"  # NULL: the audit does not know the boot
+    both = (both.where(kept) if kept_from else both).cache()
     try:
         sums = [f"coalesce(sum({name}), 0)" for name in ("in_tables", "twice", "absent", "strange")]
         boots, messages, twice, absent, strange = both.selectExpr("count(*)", *sums).collect()[0]
