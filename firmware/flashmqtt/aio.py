@@ -225,7 +225,8 @@ class Client:
     def _leave_loop(self) -> None:
         """Forget an ended event loop's tasks; their messages wait again."""
         self._acknowledge_finished(None)
-        self._put_back(self._tasks + self._held)
+        waiting = self.session.waiting
+        self._put_back([(None, one) for one in waiting.entries] if waiting else ())  # all, after Ctrl-C
         self._tasks = []
         self._held = []
         self._task = None
@@ -500,6 +501,10 @@ class Client:
                 await _sleep_ms(_SLOW_MS)  # other tasks may free memory
                 self._fail(error)
                 error = None
+            except KeyboardInterrupt:
+                self._task = None  # MicroPython's event loop may go on
+                self.link.interrupted()
+                raise
             except _RAISED as raised:
                 if _is_cancelled(raised, self._closed):
                     raise
@@ -588,7 +593,7 @@ class Client:
         if not later:
             try:
                 session.acknowledge()
-            except Exception:
+            except BaseException:  # Ctrl-C, too
                 self._load_waiting().add_taken(ticks_ms())
                 raise
             return True
@@ -684,10 +689,10 @@ class Client:
             self.link.flush(ticks_ms())
             self._serve()
         except Exception as error:  # no memory, or the store failed
-            if message.state == _BUSY:
-                waiting.put_back(message)
             self._fail(error)
         finally:
+            if message.state == _BUSY:  # or Ctrl-C
+                waiting.put_back(message)
             self._ended()
 
     def call(self, handler: "Any", *arguments: "Any") -> None:

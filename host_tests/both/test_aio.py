@@ -285,6 +285,56 @@ def test_client_continues_in_a_new_event_loop(disconnects):
     broker.close()
 
 
+class Unacknowledged(Loopback):
+    """Sends a message with every connection until it is acknowledged."""
+
+    def take(self, one):
+        super().take(one)
+        if one[0] >> 4 == 1 and not self.of(4):
+            self.give(publish(b"a", b"x", 1, 1, dup=self.connects > 1))
+
+
+@pytest.mark.req("R4", "Q3")
+@pytest.mark.parametrize("awaits, new", [(False, True), (False, False), (True, True), (True, False)])
+def test_client_continues_after_ctrl_c_in_a_handler(awaits, new):
+    broker = Unacknowledged()
+    broker.present = 1
+    mqtt = client(broker)
+    seen = []
+
+    def handle(message):
+        seen.append(message.payload)
+        if len(seen) == 1:
+            raise KeyboardInterrupt
+
+    async def handle_later(message):
+        await asyncio.sleep(0)
+        handle(message)
+
+    mqtt.on_message = handle_later if awaits else handle
+
+    async def case():
+        server = asyncio.create_task(serve(broker))
+        await mqtt.connect()
+        if seen:
+            await until(lambda: broker.of(4))
+            await mqtt.disconnect()
+        else:
+            await asyncio.sleep(PATIENCE_S)
+        server.cancel()
+
+    for n in range(2):
+        if sys.implementation.name == "micropython" and (new or not n):
+            asyncio.new_event_loop()  # else the tasks that Ctrl-C did not end continue
+        try:
+            asyncio.run(asyncio.wait_for(case(), PATIENCE_S / 2))
+            assert n
+        except KeyboardInterrupt:
+            assert not n
+    assert seen == [b"x", b"x"]
+    broker.close()
+
+
 @pytest.mark.req("R4")
 @in_a_loop
 async def test_task_cancelled_in_disconnect_ends_and_the_client_can_connect_again(broker):
