@@ -6,8 +6,6 @@ program that only publishes must call it, too: `publish` makes at most one step 
 steps within seconds. This module knows the clock and how to wait for a socket; everything else is in `link.py` and below.
 """
 
-from select import poll as _poll
-
 from .backoff import Backoff
 from .codec.encode import _check_field
 from .codec.quick import put_message
@@ -47,6 +45,7 @@ _unstarted.close()
 del _unstarted
 
 try:
+    from select import poll as _poll
     from time import sleep_ms as _sleep_ms  # type: ignore[attr-defined]
 
     def is_async(handler: "Any") -> bool:
@@ -55,6 +54,7 @@ try:
 
 except ImportError:  # CPython
     from .hosted import is_async
+    from .hosted import poll as _poll  # type: ignore[assignment]
     from .hosted import sleep_ms as _sleep_ms
 
 _ABSENT = object()
@@ -671,7 +671,7 @@ class Client:
             if not _isinstance(timeout_ms, int) or timeout_ms > _LONGEST_WAIT_MS:
                 self._refuse(timeout_ms)
             start_ms = ticks_ms()
-            # All received bytes were read: wait for the socket, unless received messages wait for a handler.
+            # All received bytes were read: wait, unless received messages wait for a handler.
             if link.read_count < 0 and not (link.output.end or (session.waiting and session.waiting.entries)):
                 left = link.wait_ms - ticks_diff(start_ms, link.stepped_ms)
                 if left > 0 and not self.errors:
@@ -722,7 +722,7 @@ class Client:
                 link.handling = session.busy = False
                 if self._finished >= 0:  # no memory, or Ctrl-C in a line above
                     self._finished = -1
-                    if session.handed:  # it does not wait: the broker sends the message again
+                    if session.handed:  # the broker sends the message again
                         session.handed = 0
                         link.fail(error, now_ms)
                 raise
@@ -786,7 +786,7 @@ class Client:
 
     def _dispatch(self) -> bool:
         """Call the handlers of the message that has arrived; return False if it has to wait for one."""
-        # (Not more than four locals here, and no `try`: a frame over 11 words is allocated on the heap, which takes 25 us.)
+        # (At most four locals here, and no `try`: a frame over 11 words is allocated on the heap, which takes 25 us.)
         session = self.session
         self._finished = 0
         if session.waiting and session.waiting.must_wait(session.message):
@@ -893,7 +893,7 @@ class Client:
         sock = link.polled
         if sock is not self._polled or link.events != self._polled_events:
             if sock is not self._polled and self._polled is not None:
-                # The registered socket is closed. On some ports a poller can't unregister it: make a new poller.
+                # On some ports a poller can't unregister a closed socket: make a new poller.
                 self._poller = _poll()
                 self._polled = None
             if sock:

@@ -3,6 +3,7 @@
 MicroPython's streams have `readinto(buf)` and `write(buf, offset, n)`; both return None if they would block.
 """
 
+import select
 import socket
 import ssl
 from time import sleep
@@ -81,6 +82,30 @@ class HostedSocket:
         if self.wake:
             self.wake()
         self._socket.close()
+
+
+class Poller:
+    """A poller that a signal's handler may interrupt, to call `disconnect` of the client that waits."""
+
+    def __init__(self) -> None:
+        self._poll = select.poll()
+
+    def register(self, sock: "Any", events: int) -> None:
+        """Wait for this socket."""
+        try:
+            self._poll.register(sock, events)
+        except ValueError:  # the handler has closed it
+            pass
+
+    def poll(self, ms: int) -> None:
+        """Wait."""
+        try:
+            self._poll.poll(ms)
+        except RuntimeError:  # the handler waits during a wait
+            sleep_ms(1)
+
+
+poll = Poller
 
 
 def sleep_ms(ms: int) -> None:

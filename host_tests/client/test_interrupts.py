@@ -7,6 +7,7 @@ jump. A trace function raises it at one of these places a run; the broker sends 
 from __future__ import annotations
 
 import dis
+import signal
 import sys
 from itertools import count
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 
 import flashmqtt
 from flashmqtt.backoff import Backoff
+from flashmqtt.errors import UsageError
 from loopback import Loopback, poll_until
 from test_client import client
 from test_client_redelivery import Lenient
@@ -63,6 +65,21 @@ class Interrupt:
                     self.place = f"{frame.f_code.co_filename}:{frame.f_lineno} after {dis.opname[last]}"
                     raise KeyboardInterrupt
         return self._trace
+
+
+class Called(Interrupt):
+    """Calls a function at this place, as a signal's handler does, instead of raising KeyboardInterrupt."""
+
+    def __init__(self, at: int, function) -> None:
+        super().__init__(at)
+        self._function = function
+
+    def _trace(self, frame, event, arg):
+        try:
+            return super()._trace(frame, event, arg)
+        except KeyboardInterrupt:
+            self._function()
+            return None
 
 
 class Resuming(Lenient):
@@ -146,3 +163,44 @@ def test_client_continues_after_ctrl_c_at_any_place(case, qos):
             break
         places += 1
     assert places > 50  # Python 3.13 has fewer than 3.11
+
+
+@pytest.mark.req("R4")
+def test_signal_handler_that_disconnects_ends_a_wait_at_any_place():
+    for at in count(1):
+        broker = Loopback()
+        mqtt = client(broker)
+        mqtt.connect()
+        refused = []
+
+        def disconnect(mqtt=mqtt, refused=refused):
+            try:
+                mqtt.disconnect()
+            except UsageError as error:  # not allowed while the client works
+                refused.append(error)
+
+        called = Called(at, disconnect)
+        with called:
+            assert mqtt.poll(20) == 0
+        assert mqtt.connected == (not called.place or bool(refused)), called.place
+        mqtt.disconnect()
+        broker.close()
+        if not called.place:
+            break
+    assert at > 20
+
+
+@pytest.mark.req("R4")
+def test_signal_handler_that_disconnects_during_the_system_call_ends_the_wait():
+    broker = Loopback()
+    mqtt = client(broker)
+    mqtt.connect()
+    mqtt.link.feed = None
+    before = signal.signal(signal.SIGALRM, lambda *_: mqtt.disconnect(0.1))
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        while mqtt.connected:
+            mqtt.poll(1000)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    broker.close()
