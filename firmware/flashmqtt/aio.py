@@ -145,7 +145,7 @@ class Client:
         self._stopping = False
         self._closed = False  # disconnected: iteration has ended
         self._failure = None  # the store's error, until there is a new connection
-        self._progress = asyncio.Event()  # an event for a waiting task, or a message for `async for`
+        self._progress = asyncio.Event()  # an event, or a message for `async for`
         self._loop = None  # that of the client's tasks
         self._held: "list[Any]" = []  # (task, message) of iterating tasks
         self._iterated = False
@@ -402,9 +402,9 @@ class Client:
     async def __anext__(self) -> "Message":
         """Return the next message; acknowledge the one that this task had before.
 
-        Several tasks may iterate: each message goes to one of them. Before CPython 3.12, `asyncio.wait_for(c.__anext__(), t)` is
-        a task of its own: its message is acknowledged with the next call, and lost if t ends when the message arrives. So a
-        message none of whose attributes were read within 50 ms is returned once more.
+        Several tasks may iterate: each message goes to one of them. `asyncio.wait_for(c.__anext__(), t)` may be a task of its
+        own (MicroPython, CPython 3.11): its message is acknowledged with the next call, and lost if t ends when the message
+        arrives. So a message none of whose attributes were read within 50 ms is returned once more.
 
         Raises:
             StopAsyncIteration: the program disconnected.
