@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from tools.landing.log import HELD, LANDED, Header, LandingError, log_numbers, log_path, read_log
+from tools.landing.log import HELD, LANDED, LandingError, log_numbers, read_log
 from tools.landing.names import Names
 from tools.landing.publish import decoded
 from tools.landing.seal import DAMAGED, seal
@@ -31,12 +31,9 @@ def sealed(landing: Path) -> Iterator[list[LandingStore]]:
     with ExitStack() as stack:
         stores = []
         for directory in sorted(landing.glob("*.logs")):
-            numbers = log_numbers(directory)
-            if not numbers:
+            if not log_numbers(directory):
                 continue
-            path = log_path(directory, numbers[-1])
-            header, _ = Header.decode(path, path.read_bytes())
-            store = LandingStore(directory, header.collector, shared=True)
+            store = LandingStore(directory, directory.name.removesuffix(".logs"), shared=True)
             stack.callback(store.close)
             store.rotate()
             for number in list(store.closed):

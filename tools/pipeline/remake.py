@@ -23,24 +23,14 @@ COMPARED = (
 )
 
 
-def lacking(landing: Storage, read: dict[str, int]) -> dict[str, list[int]]:
-    """Return the segments that are in the tables but not in the landing: collector -> numbers."""
+def lacking(landing: Storage, read: dict[str, int]) -> str:
+    """Return a text that lists the segments that are in the tables but not in the landing."""
     found = source.latest(landing)
-    gone = {}
-    for collector, last in sorted(read.items()):
-        there = found.get(collector, {})
-        numbers = [number for number in range(1, last + 1) if number not in there]
-        if numbers:
-            gone[collector] = numbers
-    return gone
-
-
-def listed(gone: dict[str, list[int]]) -> str:
-    """Return a text that lists the missing segments."""
+    gone = [(its, [n for n in range(1, last + 1) if n not in found.get(its, {})]) for its, last in sorted(read.items())]
     return "; ".join(
-        f"{len(numbers):,} of {collector}, from {segments.file_name(collector, numbers[0])} to"
-        f" {segments.file_name(collector, numbers[-1])}"
-        for collector, numbers in gone.items()
+        f"{len(numbers):,} of {its}, from {segments.file_name(its, numbers[0])} to {segments.file_name(its, numbers[-1])}"
+        for its, numbers in gone
+        if numbers
     )
 
 
@@ -75,7 +65,7 @@ def main(argv: list[str] | None = None) -> int:
     buckets = given.buckets or old.check_format()
     before = old.newest()
     if gone := lacking(landing, before.read):
-        raise Failure(f"the raw data is incomplete: {listed(gone)} are not in {landing.uri}. Restore them")
+        raise Failure(f"the raw data is incomplete: {gone} are not in {landing.uri}. Restore them")
     if new.latest() is not None:
         raise Failure(
             f"{given.to} has tables already: give another --to, or, if a remake that was killed made them, delete them"
