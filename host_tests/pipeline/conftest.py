@@ -6,7 +6,6 @@ import os
 import time
 import uuid
 from types import SimpleNamespace
-from typing import NamedTuple
 
 import pyarrow as pa
 import pytest
@@ -60,7 +59,7 @@ class Local:
         """Return rows as a frame that a task maps."""
         self.numbers = None
         columns = [list(column) for column in zip(*rows, strict=True)]
-        self.batch = pa.record_batch([pa.array(column) for column in columns], schema.names)
+        self.batch = pa.record_batch([pa.array(column) for column in columns], [schema.split()[0]])
         return self
 
     def repartition(self, *_):
@@ -74,7 +73,7 @@ class Local:
         else:
             batches = iter([pa.record_batch([[number]], ["id"]) for number in self.numbers])
         rows = [row for batch in work(batches) for row in batch.to_pylist()]
-        self.rows = [Row(**row) for row in rows]
+        self.rows = [SimpleNamespace(**row) for row in rows]
         return self
 
     def collect(self):
@@ -104,14 +103,6 @@ def rows_in(output, table):
     """Return the number of rows of a table, by the commits."""
     held = sum(map(output.storage.rows, output.files("held"))) if table == "quarantine" else 0
     return held + sum(commit.rows.get(table, 0) for commit in output.commits())
-
-
-class Row(NamedTuple):
-    bucket: int
-    table: str
-    file: str
-    rows: int
-    summary: str | None
 
 
 @pytest.fixture

@@ -289,7 +289,7 @@ def test_batch_of_many_days_is_split_by_day_with_few_open_files(landing, out, mo
     landing.seal()
     storage = Storage(str(out))
     done = task.run(storage, Storage(str(landing.directory)), 0, 1, 1, {}, {}, ["c-000000001.parquet"])
-    files = [one.file for one in done if one.table == "readings"]
+    files = [file for table, file, _ in done.files if table == "readings"]
     assert len(files) == len(set(files))
     rows = pa.concat_tables([pq.read_table(storage.path(name), partitioning=None) for name in files])
     assert rows.num_rows == 80

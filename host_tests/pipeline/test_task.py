@@ -239,9 +239,9 @@ def test_several_row_groups_in_a_bucket_are_not_a_replay(landing, tmp_path):
     landing.seal()  # laid out for eight buckets, read as one
     out, directory = Storage(str(tmp_path / "out")), Storage(str(landing.directory))
     done = task.run(out, directory, 0, 1, 1, {}, {}, ["c-000000001.parquet"])
-    rows = {one.table: one.rows for one in done}
+    rows = {table: rows for table, _, rows in done.files}
     assert (rows["readings"], rows["duplicates"]) == (10, 2)
-    (file,) = [one.file for one in done if one.table == "duplicates"]
+    (file,) = [file for table, file, _ in done.files if table == "duplicates"]
     assert pq.read_table(out.path(file))["cause"].to_pylist() == ["resend"] * 2
 
 
@@ -255,9 +255,10 @@ def test_segments_are_read_in_order_of_number_not_of_time(landing, tmp_path):
     landing.seal()
     out, directory = Storage(str(tmp_path / "out")), Storage(str(landing.directory))
     names = [segments.file_name("c", number) for number in (2, 1)]
-    done = {one.table: one.file for one in task.run(out, directory, 0, 1, 1, {}, {}, names)}
-    assert pq.read_table(out.path(done["readings"]))["seq"].to_pylist() == [1, 2, 3]
-    assert pq.read_table(out.path(done["state/audit"]))["reordered"].to_pylist() == [0]
+    done = task.run(out, directory, 0, 1, 1, {}, {}, names)
+    files = {table: file for table, file, _ in done.files}
+    assert pq.read_table(out.path(files["readings"]))["seq"].to_pylist() == [1, 2, 3]
+    assert pq.read_table(out.path(done.state["audit"]))["reordered"].to_pylist() == [0]
 
 
 def with_column(path, name, values, kind):
@@ -332,11 +333,8 @@ def test_full_disk_is_one_error_and_leaves_no_temporary_file(local, landing, tmp
 def test_lost_segment_can_be_replaced_by_an_empty_one(landing, tmp_path):
     path = parquet.write_segment(landing.directory, "c", 1, parquet.SCHEMA.empty_table())
     done = task.run(Storage(str(tmp_path)), Storage(str(landing.directory)), 0, 8, 1, {}, {}, [path.name])
-    assert {one.rows for one in done} == {0}
-    assert {one.table for one in done} == {
-        "summary",
-        *(f"state/{kind}" for kind in schemas.STATE if kind not in ("held", "plain")),
-    }
+    assert done.files == []
+    assert done.state.keys() == schemas.STATE.keys() - {"held", "plain"}
 
 
 ODD = st.one_of(

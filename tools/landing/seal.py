@@ -32,7 +32,7 @@ def rows_of(contents: Contents) -> pa.Table:
     """Return the rows of a log: landed and released messages, in the order in which they landed or were released."""
     header = contents.header
     tables: list[pa.Table] = []
-    packets: list[tuple[int, bytes, bytes, bytes | None, bytes]] = []
+    packets: list[tuple[Any, ...]] = []
     times: list[int] = []
     first = header.rows_before + 1
     for entry in contents.replayed()[0]:

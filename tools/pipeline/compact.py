@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import json
 import sys
 import uuid
 from collections.abc import Iterator
@@ -40,18 +41,14 @@ MOST_PARTS = 256
 
 
 def merge(out: Storage, to: int, items: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Merge the files named in `items`, rows of DONE; yield a row for each file written. (Spark sends this to its tasks.)
+    """Merge the files of each item of `files_to_merge`, as JSON; yield the new files' names. (Spark sends this to its tasks.)
 
     `to` is the number of the commit.
     """
-    work: dict[tuple[int, str, str], list[str]] = {}
-    for batch in items:
-        for one in batch.to_pylist():
-            work.setdefault((one["bucket"], one["table"], day_of(one["file"])), []).append(one["file"])
-    for (which, table, day), files in work.items():
+    for which, table, day, files in (json.loads(one) for batch in items for one in batch.column(0).to_pylist()):
         name = f"{table}/day={day}/batch={to}/compact-{which:04d}-{uuid.uuid4().hex[:8]}.parquet"
-        rows = rewrite(out, sorted(files), name, schemas.TABLES[table])
-        yield pa.record_batch([[which], [table], [name], [rows], [None]], schema=schemas.DONE)
+        rewrite(out, sorted(files), name, schemas.TABLES[table])
+        yield pa.record_batch([[name]], ["done"])
 
 
 def aged(files: dict[str, list[str]], keep_from: str | None) -> set[str]:
@@ -90,30 +87,27 @@ def compact(spark: SparkSession | None, out: str, keep_from: str | None = None) 
         merged.rows[file.split("/", 1)[0]] -= output.storage.rows(file)
     merged.kept_from = max((one for one in (merged.kept_from, keep_from if gone else None) if one), default=None)
     if items and spark is not None:
-        schema = schemas.spark_schema(schemas.DONE)
-        parts = min(MOST_PARTS, len({(which, table) for which, table, *_ in items}))
-        frame = spark.createDataFrame(items, schema).repartition(parts, "bucket", "table")
-        done = frame.mapInArrow(partial(merge, output.storage, merged.batch), schema).collect()
-        replaced = {file for _, _, file, *_ in items}
+        rows = [(json.dumps(item),) for item in items]
+        frame = spark.createDataFrame(rows, "item string").repartition(min(MOST_PARTS, len(items)))
+        done = frame.mapInArrow(partial(merge, output.storage, merged.batch), "done string").collect()
+        replaced = {file for *_, files in items for file in files}
         merged.files = {
             table: [name for name in names if name not in replaced] for table, names in merged.files.items()
         }
-        for row in sorted(done):
-            merged.files[row.table].append(row.file)
+        for name in sorted(row.done for row in done):
+            merged.files[name.split("/", 1)[0]].append(name)
     merged.files = {table: files for table, files in merged.files.items() if files}
     output.replace(merged, named, publish)
     return merged
 
 
-def files_to_merge(files: dict[str, list[str]]) -> list[tuple[int, str, str, int, None]]:
-    """Return the files of each bucket, table and day that has more than one file, as rows of DONE."""
+def files_to_merge(files: dict[str, list[str]]) -> list[tuple[int, str, str, list[str]]]:
+    """Return each bucket, table and day that has more than one file, with its files."""
     groups: dict[tuple[int, str, str], list[str]] = {}
     for table, names in files.items():
         for file in names:
             groups.setdefault((bucket_of(file), table, day_of(file)), []).append(file)
-    return [
-        (which, table, file, 0, None) for (which, table, _), some in groups.items() if len(some) > 1 for file in some
-    ]
+    return [(*group, some) for group, some in groups.items() if len(some) > 1]
 
 
 def orphans(output: Output) -> list[str]:
@@ -194,7 +188,7 @@ def main(argv: list[str] | None = None) -> int:
         to_merge, count = files_to_merge(files), sum(map(len, files.values()))
         if given.dry_run:
             old = len(aged(files, keep_from))
-            merging = f"{counted(len(to_merge), 'file')} would be merged"
+            merging = f"{counted(sum(len(some) for *_, some in to_merge), 'file')} would be merged"
             print(f"{merging}, {old} deleted for their age, {counted(len(gone), 'segment')} retired")
         else:
             spark = stack.enter_context(session.opened(given.master, output.storage)) if to_merge else None

@@ -21,7 +21,7 @@ from tools.landing import segments
 from .batch import task
 from .batch.mapping import Mapping
 from .batch.messages import NO_MAPPING
-from .tables import schemas, source, summary
+from .tables import source, summary
 from .tables.commits import Commit, Output
 from .tables.delta import Delta
 from .tables.storage import Storage
@@ -36,14 +36,12 @@ LATE_AFTER_S = 60.0
 
 
 def _run_tasks(
-    run: Callable[..., list[task.Done]],
-    state: dict[str, dict[str, str]],
-    numbers: Iterator[pa.RecordBatch],
+    run: Callable[..., task.Done], state: dict[str, dict[str, str]], numbers: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """Process the buckets of these numbers; yield a row for each file written. (Spark sends this to the executors.)"""
+    """Process the buckets of these numbers; yield what was done in each, as JSON. (Spark sends this to the executors.)"""
     for which in (one for some in numbers for one in some.column(0).to_pylist()):
-        done = [one._asdict() for one in run(which, state_files=state.get(str(which), {}))]
-        yield pa.RecordBatch.from_pylist(done, schemas.DONE)
+        done = run(which, state_files=state.get(str(which), {}))
+        yield pa.record_batch([[json.dumps([which, *done])]], ["done"])
 
 
 def run_batch(
@@ -86,20 +84,14 @@ def run_batch(
         "late_after_s": late_after_s,
     }
     work = partial(_run_tasks, partial(task.run, output.storage, landing, **batch, mapping=mapping), state)
-    tasks = spark.range(0, buckets, 1, buckets)
-    for row in sorted(tasks.mapInArrow(work, schemas.spark_schema(schemas.DONE)).collect()):
-        if row.table == "summary":
-            summary.add(commit.summary, json.loads(row.summary))
-        elif row.table.startswith("state/"):
-            kind = row.table.removeprefix("state/")
-            files = commit.state.setdefault(str(row.bucket), {})
-            if row.file:
-                files[kind] = row.file
-            else:
-                del files[kind]  # no row of a settled file is left
-        else:
-            commit.files.setdefault(row.table, []).append(row.file)
-            commit.rows[row.table] = commit.rows.get(row.table, 0) + row.rows
+    tasks = spark.range(0, buckets, 1, buckets).mapInArrow(work, "done string").collect()
+    for which, files, its_state, sums in sorted(json.loads(row.done) for row in tasks):
+        if its_state:
+            commit.state[str(which)] = its_state
+        summary.add(commit.summary, sums)
+        for table, file, rows in files:
+            commit.files.setdefault(table, []).append(file)
+            commit.rows[table] = commit.rows.get(table, 0) + rows
     for collector, name in {segment.collector: segment.path for segment in chosen}.items():  # the last one of each
         commit.last_arrival_us.pop(collector, None)
         if arrivals := source.arrivals_us(landing, name):

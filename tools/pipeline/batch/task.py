@@ -10,11 +10,11 @@ This module does not use Spark.
 
 from __future__ import annotations
 
-import json
 import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
+from itertools import count
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -49,13 +49,11 @@ SETTLED = "audit."
 
 
 class Done(NamedTuple):
-    """A file that a task wrote. With the table `summary`: no file, but the bucket's addition to the fleet's sums."""
+    """What a task did: the files that it wrote (table, name, rows), its bucket's state, its addition to the fleet's sums."""
 
-    bucket: int
-    table: str
-    file: str
-    rows: int
-    summary: str | None = None
+    files: list[tuple[str, str, int]]
+    state: dict[str, str]
+    summary: summary.Summary
 
 
 def run(
@@ -69,8 +67,8 @@ def run(
     paths: Iterable[str],
     late_after_s: float = 60.0,
     mapping: Mapping = NO_MAPPING,
-) -> list[Done]:
-    """Process one bucket's part of a batch; return the files written. Attempts don't see each other's files."""
+) -> Done:
+    """Process one bucket's part of a batch. Attempts don't see each other's files."""
     state = State(Past(Output(storage.uri), bucket))
     state.read = dict(read)
     for kind, load in (
@@ -85,7 +83,7 @@ def run(
     name = f"bucket-{bucket:04d}-{uuid.uuid4().hex[:8]}"
     audited, sums = ledger.Batch(), summary.empty()
     plain_sums: list[pa.Table] = []
-    with _Writers(storage, bucket, batch, name) as writers:
+    with _Writers(storage, batch, name, state_files) as writers:
         for segment in _in_order(landing, paths, bucket, buckets):
             for rows in segment:
                 summary.add_topics(sums, encoded(rows["topic"]))
@@ -104,8 +102,10 @@ def run(
             writers.write_by_day("ties", audited.ties[0])
         writers.close()
         held = state.held_reasons()
-        if writers.done or held != held_before or not state_files:
-            files = {name: [one.file for one in writers.done if one.table == name] for name in ("readings", "events")}
+        if writers.files or held != held_before or not state_files:
+            files = {
+                name: [file for table, file, _ in writers.files if table == name] for name in ("readings", "events")
+            }
             audited.checked, found_plain = read_back(storage, files, state, known, seen_before, bool(plain_sums))
             made = ledger.update(state, known, _kept(storage, state_files), audited, late_after_s)
             summary.add(sums, made.summary)
@@ -116,16 +116,15 @@ def run(
                 writers.write("state/held", state.held_table())
             writers.write("state/audit", made.newest)
             writers.write("state/lives", made.lives)
-            _write_settled(writers, state_files, made)
+            _write_settled(writers, made)
             if plain_sums:
-                _add_plain(writers, state_files, sums, plain_sums, found_plain)
+                _add_plain(writers, sums, plain_sums, found_plain)
             writers.close()
-    return [*writers.done, Done(bucket, "summary", "", 0, json.dumps(sums))]
+    return Done(sorted(writers.files), writers.state, sums)
 
 
 def _add_plain(
     writers: _Writers,
-    state_files: dict[str, str],
     sums: summary.Summary,
     plain_sums: list[pa.Table],
     found: tuple[int, int],
@@ -142,8 +141,8 @@ def _add_plain(
     rows, different = found
     totals["twice"] += rows - different
     totals["absent"] += totals["plain_readings"] - different
-    if "plain" in state_files:
-        by_device = plain.summed([writers.storage.table(state_files["plain"]), by_device])
+    if "plain" in writers.state:
+        by_device = plain.summed([writers.storage.table(writers.state["plain"]), by_device])
     writers.write("state/plain", by_device)
 
 
@@ -163,15 +162,15 @@ def _kept(storage: Storage, state_files: dict[str, str]) -> ledger.Kept:
     )
 
 
-def _write_settled(writers: _Writers, state_files: dict[str, str], made: ledger.Update) -> None:
+def _write_settled(writers: _Writers, made: ledger.Update) -> None:
     """Write the settled files that a batch adds or changes."""
+    numbers = [int(key.removeprefix(SETTLED)) for key in writers.state if key.startswith(SETTLED)]
     for key, rows in made.settled.items():
         if rows is None:
-            writers.done.append(Done(writers.bucket, f"state/{key}", "", 0))
+            del writers.state[key]
         else:
             writers.write(f"state/{key}", rows)
     if made.spilled is not None:
-        numbers = [int(key.removeprefix(SETTLED)) for key in state_files if key.startswith(SETTLED)]
         writers.write(f"state/{SETTLED}{max(numbers, default=0) + 1:06d}", made.spilled)
 
 
@@ -227,12 +226,18 @@ def _damage_named(landing: Storage, path: str) -> Iterator[None]:
 
 
 class _Writers:
-    """The Parquet files of one attempt. Each is opened at the first write, and gets its name when it is complete."""
+    """The Parquet files of one attempt. Each is opened at the first write, and gets its name when it is complete.
 
-    def __init__(self, storage: Storage, bucket: int, batch: int, name: str):
-        self.storage, self.bucket, self.batch, self.name = storage, bucket, batch, name
+    Attributes:
+        files: the complete files of the tables.
+        state: the files of the bucket's state; a complete file replaces the earlier one of its kind.
+    """
+
+    def __init__(self, storage: Storage, batch: int, name: str, state: dict[str, str]):
+        self.storage, self.batch, self.name, self.state = storage, batch, name, dict(state)
         self.open: dict[tuple[str, str], tuple[str, Any, pq.ParquetWriter, int]] = {}
-        self.done: list[Done] = []
+        self.files: list[tuple[str, str, int]] = []
+        self.numbers = count()
 
     def __enter__(self) -> _Writers:
         return self
@@ -255,13 +260,12 @@ class _Writers:
                 self._finish(next(iter(self.open)))
             # No directory per batch for the state: its files are deleted later, and the directories would stay.
             below = f"{self.batch:09d}-" if table.startswith("state/") else f"{where}batch={self.batch}/"
-            number = len(self.done) + len(self.open)
-            file = f"{table.partition('.')[0]}/{below}{self.name}-{number}.parquet"
+            file = f"{table.partition('.')[0]}/{below}{self.name}-{next(self.numbers)}.parquet"
             context = self.storage.create(file)
             self.open[key] = file, context, parquet_writer(context.__enter__(), rows.schema, file), 0
-        file, context, writer, count = self.open[key]
+        file, context, writer, before = self.open[key]
         writer.write_table(rows)
-        self.open[key] = file, context, writer, count + rows.num_rows
+        self.open[key] = file, context, writer, before + rows.num_rows
 
     def close(self) -> None:
         """Complete all open files; they get their names."""
@@ -269,11 +273,14 @@ class _Writers:
             self._finish(key)
 
     def _finish(self, key: tuple[str, str]) -> None:
-        file, context, writer, count = self.open[key]
+        file, context, writer, rows = self.open[key]
         writer.close()
         context.__exit__(None, None, None)
         del self.open[key]
-        self.done.append(Done(self.bucket, key[0], file, count))
+        if key[0].startswith("state/"):
+            self.state[key[0].removeprefix("state/")] = file
+        else:
+            self.files.append((key[0], file, rows))
 
     def __exit__(self, *error: Any) -> None:
         for _, context, writer, _ in self.open.values():  # the files that an error left incomplete

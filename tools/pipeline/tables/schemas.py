@@ -180,11 +180,6 @@ PLAIN = pa.schema([KEY[0], *_always(INT64, "messages", "readings", "copies"), *_
 
 STATE = {"intervals": INTERVALS, "identities": IDENTITIES, "held": HELD, "audit": AUDIT, "lives": LIVES, "plain": PLAIN}
 
-# A task's result: the files that it wrote. With the table "summary": the bucket's addition to the fleet's sums, as JSON.
-DONE = pa.schema(
-    [*_always(INT32, "bucket"), *_always(TEXT, "table", "file"), *_always(INT64, "rows"), *_maybe(TEXT, "summary")]
-)
-
 
 def spark_schema(schema: pa.Schema) -> StructType:
     """Return the Spark schema of an Arrow schema."""
