@@ -148,31 +148,29 @@ class LandingStore:
             sync_directory(self.directory)
         if numbers:
             self._check_segments(numbers[-1])
-        self.closed = numbers[:-1]
-        self._held: dict[int, Held] = {}  # in the order of arrival
-        if numbers:
-            contents = read_log(log_path(self.directory, numbers[-1]), salvage)
-            header = contents.header
-            if header.collector != self.collector:
-                raise LandingForeign(
-                    f"{self.directory} belongs to the collector '{header.collector}', not '{self.collector}'; "
-                    "name another directory, or that client id"
-                )
-            for key, one in contents.replayed()[1].items():
-                self._held[key] = Held(contents.data[one.start : one.end], one.level, one.time_us)
-            self._restore_recent(contents)
-            self.rows = contents.rows
-            self.torn_bytes = contents.torn_bytes
-            self._log = LandingLog(contents.path, header, contents.end)
-            damaged = bool(contents.damage)
         else:
-            damaged = False
-            self.rows = 0
-            header = Header(self.collector, first_number, secrets.randbits(32), rows_before)
-            self._log = LandingLog.create(self.directory, header, [])
+            first = Header(self.collector, first_number, secrets.randbits(32), rows_before)
+            LandingLog.create(self.directory, first, []).close()
+            numbers = [first_number]
+        self.closed = numbers[:-1]
+        contents = read_log(log_path(self.directory, numbers[-1]), salvage)
+        header = contents.header
+        if header.collector != self.collector:
+            raise LandingForeign(
+                f"{self.directory} belongs to the collector '{header.collector}', not '{self.collector}'; "
+                "name another directory, or that client id"
+            )
+        self._held = {  # in the order of arrival
+            key: Held(contents.data[one.start : one.end], one.level, one.time_us)
+            for key, one in contents.replayed()[1].items()
+        }
+        self._restore_recent(contents)
+        self.rows = contents.rows
+        self.torn_bytes = contents.torn_bytes
+        self._log = LandingLog(contents.path, header, contents.end)
         self.first_row_at = time.monotonic()
         self._log.sync()
-        if damaged:  # close it: its segment gets the readable part
+        if contents.damage:  # close it: its segment gets the readable part
             self.rows = max(self.rows, 1)
             self.rotate()
 

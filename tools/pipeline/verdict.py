@@ -12,7 +12,6 @@ import json
 import re
 import sys
 import time
-from collections import Counter
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -179,9 +178,8 @@ def judge(output: Output, expected: Expectations | None = None, must_store: bool
 def _store(output: Output, found: Verdict, must_store: bool, books: Books | None = None) -> None:
     """Write the verdict, and the missing ranges of its commit."""
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    content = {"batch": found.batch, "status": found.status, "line": found.line, "totals": found.totals}
-    content |= {"problems": found.problems, "accepted": found.accepted, "silent": found.silent, "at": now}
-    content |= {"without_identity": found.plain}
+    names = ("batch", "status", "line", "totals", "problems", "accepted", "silent")
+    content = {name: getattr(found, name) for name in names} | {"at": now, "without_identity": found.plain}
     try:
         if books:
             _write_missing(books, found)
@@ -266,12 +264,9 @@ def _named(names: list[str], count: int = 0) -> str:
 
 def _shared(books: Books) -> list[str]:
     """Return the ids that two boards have."""
-    returns: Counter[str] = Counter()
-    for name, count in zip(
-        *books.all("lives", ["device", "returns"], pc.field("returns") > 0).to_pydict().values(), strict=True
-    ):
-        returns[name] += count
-    return sorted(name for name, count in returns.items() if count >= RETURNS)
+    returned = books.all("lives", ["device", "returns"], pc.field("returns") > 0)
+    found = summary.grouped(returned, ["device"], {"returns": "sum"}).filter(pc.field("returns") >= RETURNS)
+    return sorted(found["device"].to_pylist())
 
 
 def _compare_with_counters(books: Books, boards: dict[str, Any], found: Verdict) -> None:
