@@ -196,7 +196,8 @@ class _Batch:
         self.origin["collector"] = prints.encoded(rows["collector"])
         if len(self.place) < len(rows):
             self.origin = {name: column.take(pa.array(self.place)) for name, column in self.origin.items()}
-        placed = placing.place(state, self._placing_input())
+        numbers = [messages[name].to_numpy() for name in ("life", "boot", "seq")]
+        placed = placing.place(state, placing.Messages(self.device, *numbers, self._whole))
         self.life = placed.life
         self.bad = [(int(self.place[at]), reason) for at, reason in placed.refused]
         self.no_room = [one for one in placed.overflowed if one.place < 0]
@@ -205,26 +206,21 @@ class _Batch:
             self._apply_placing(placed)
         self._compare()
 
-    def _placing_input(self) -> placing.Messages:
-        """Return the messages in the form that `placing` needs."""
-        table, collector = self.messages, self.origin["collector"]
-        log = [collector.indices, self.origin["segment"], self.origin["row"]]
-        return placing.Messages(
-            self.device,
-            table["life"].to_numpy(),
-            table["boot"].to_numpy(),
-            table["seq"].to_numpy(),
-            pc.fill_null(table["first"], -1).to_numpy(),
-            self.printed,
-            collector.dictionary.to_pylist(),
-            np.stack([one.to_numpy() for one in log], axis=1).astype(np.int64),
-            self._content,
-        )
-
-    def _content(self, at: int) -> tuple[str, bytes, int]:
-        place = int(self.place[at])
-        topic = self.topic.dictionary[self.topic.indices[place].as_py()].as_py()
-        return topic, self.payload[place].as_py(), self.origin["arrival"][at].value
+    def _whole(self, at: np.ndarray) -> Iterator[lives.Message]:
+        """Yield the messages at some indices."""
+        index, place = pa.array(at), pa.array(self.place[at])
+        columns = [self.messages[name].take(index) for name in ("life", "boot", "seq", "first")]
+        columns += [
+            pa.array(self.printed[at]),
+            *(self.origin[name].take(index) for name in ("collector", "segment", "row")),
+        ]
+        columns += [
+            self.topic.take(place),
+            self.payload.take(place),
+            self.origin["arrival"].take(index).cast(pa.int64()),
+        ]
+        for *fields, n in zip(*(one.to_pylist() for one in columns), at.tolist(), strict=True):
+            yield lives.Message(*fields, place=n)
 
     def _apply_placing(self, placed: placing.Placed) -> None:
         """Remove messages without a life, hold those that wait for one, and add held ones that have one now."""

@@ -5,8 +5,9 @@ new. For all other devices, also those that send no life, `lives.Device` process
 `lives`. This module has conditions under which the rules have only one possible result.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from itertools import islice
 
 import numpy as np
 
@@ -27,11 +28,7 @@ class Messages:
     identity: np.ndarray  # the life that the board sent, 0 for none
     boot: np.ndarray
     seq: np.ndarray
-    first: np.ndarray  # of a boot message: the boot's first number; else -1
-    print: np.ndarray
-    collector: list[str]  # names
-    origin: np.ndarray  # for each message: index in `collector`, segment, row
-    content: Callable[[int], tuple[str, bytes, int]]  # topic, payload and arrival (µs) of a message
+    whole: Callable[[np.ndarray], Iterable[Message]]  # returns the messages at some indices
 
 
 @dataclass
@@ -99,10 +96,7 @@ def _one_by_one(state: State, messages: Messages, rows: np.ndarray, found: Place
     bounds = [*begins.tolist(), len(rows)]
     known = _known(state, messages, rows, numbers)
     lo, hi = state.spans()
-    firsts = [None if one < 0 else one for one in messages.first[rows].tolist()]
-    some, more = (messages.identity, messages.boot, messages.seq), (messages.print, messages.origin)
-    columns = [rows.tolist(), *(one[rows].tolist() for one in some), firsts, *(one[rows].tolist() for one in more)]
-    fields = zip(*columns, strict=True)
+    whole = iter(messages.whole(rows))
     begun = []
     for n, number in enumerate(numbers.tolist()):
         concerned = []
@@ -113,14 +107,11 @@ def _one_by_one(state: State, messages: Messages, rows: np.ndarray, found: Place
             concerned.append(lives.Life(one, identity, spans))
         its_lives = lives.Device(concerned, list(state.held.get(number, ())), known.get(number, {}))
         before = len(concerned)
-        for _ in range(bounds[n], bounds[n + 1]):
-            at, *rest, (collector, segment, row) = next(fields)
-            own = (*rest, messages.collector[collector], segment, row, *messages.content(at))
-            message = Message._make((*own, "", at))
+        for message in islice(whole, bounds[n + 1] - bounds[n]):
             verdict = its_lives.take(message)
-            found.life[at] = verdict.life
+            found.life[message.place] = verdict.life
             if verdict.reason:
-                found.refused.append((at, verdict.reason))
+                found.refused.append((message.place, verdict.reason))
         begun += [(number, life.number, life.identity) for life in its_lives.lives[before:]]
         found.released += its_lives.released
         found.overflowed += its_lives.overflowed
