@@ -18,7 +18,7 @@ import time
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -66,6 +66,10 @@ CREATE TABLE IF NOT EXISTS left_out (
 """
 
 
+MERGE = """
+INSERT INTO series VALUES (?,?,?,?,?,?,?,?,?) ON CONFLICT DO UPDATE SET points=excluded.points, day=excluded.day,
+    unit=iif(excluded.last_ms >= last_ms, coalesce(excluded.unit, unit), unit), last_ms=max(last_ms, excluded.last_ms),
+    value=iif(excluded.last_ms >= last_ms, excluded.value, value), text=iif(excluded.last_ms >= last_ms, excluded.text, text)"""
 POINT = np.dtype(
     [("series", "i8"), ("first", "i8"), ("last", "i8"), ("n", "u4"), ("mean", "f4"), ("lo", "f4"), ("hi", "f4")]
 )
@@ -154,15 +158,6 @@ def _texts(column: pa.Array) -> tuple[list[str], np.ndarray]:
     encoded = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
     texts = [*encoded.dictionary.to_pylist(), ""]
     return texts, pc.fill_null(encoded.indices, texts.index("")).to_numpy().astype(np.int64)
-
-
-class Newest(NamedTuple):
-    """A series' newest reading."""
-
-    ms: int
-    value: float | None
-    unit: str | None
-    text: str | None
 
 
 class Store:
@@ -318,8 +313,8 @@ def _add(connection: sqlite3.Connection, rows: pa.RecordBatch, now_us: int) -> N
     number = pc.coalesce(rows["value"], rows["flag"].cast(pa.float64()))
     last = rows.select(["unit", "text", "flag"]).take(pa.array(ends))
     text = pc.coalesce(last["text"].cast(pa.string()), last["flag"].cast(pa.string()))
-    columns = (number.take(pa.array(ends)), last["unit"].cast(pa.string()), pc.utf8_slice_codeunits(text, 0, MOST_TEXT))
-    newest = [Newest(*one) for one in zip(ms[ends].tolist(), *(one.to_pylist() for one in columns), strict=True)]
+    columns = (pa.array(ms[ends]), number.take(pa.array(ends)), pc.utf8_slice_codeunits(text, 0, MOST_TEXT))
+    newest = list(zip(*(one.to_pylist() for one in (last["unit"].cast(pa.string()), *columns)), strict=True))
     number = number.to_numpy(zero_copy_only=False)
     drawn = kept[np.isfinite(number[kept])]
     points = np.empty(len(drawn), POINT)
@@ -348,23 +343,17 @@ def _drawn_of(connection: sqlite3.Connection, keys: list[tuple[str, str]]) -> np
     return np.array(found, dtype=bool)
 
 
-def _join(connection: sqlite3.Connection, keys: list[tuple[str, str]], new: np.ndarray, newest: list[Newest]) -> None:
-    """Merge new points of some series with those in the file."""
+def _join(
+    connection: sqlite3.Connection, keys: list[tuple[str, str]], new: np.ndarray, newest: list[tuple[Any, ...]]
+) -> None:
+    """Merge new points of some series with those in the file. `newest`: each one's last reading: unit, time, value, text."""
     olds: list[np.ndarray] = []
     old_days: dict[int, bytes | None] = {}
-    last: list[Newest] = []
-    for n, ((device, name), one) in enumerate(zip(keys, newest, strict=True)):
-        row = connection.execute(
-            "SELECT last_ms, value, unit, text, points, day FROM series WHERE part=? AND device=? AND name=?",
-            (part_of(device), device, name),
-        ).fetchone()
-        if row:
-            olds.append(unpacked(row[4], n))
-            old_days[n] = row[5] or row[4]
-            old = Newest(*row[:4])
-            one = one if one.ms >= old.ms else old
-            one = one._replace(unit=one.unit if one.unit is not None else old.unit)
-        last.append(one)
+    for n, (device, name) in enumerate(keys):
+        sql = "SELECT points, day FROM series WHERE part=? AND device=? AND name=?"
+        for points, day in connection.execute(sql, (part_of(device), device, name)):
+            olds.append(unpacked(points, n))
+            old_days[n] = day or points
     edge = intervals.begins(new["series"])
     edge |= np.append(edge, True)[1:]  # each series' first and last point
     level = levels(np.concatenate([new[edge], *olds]), len(keys))
@@ -377,11 +366,11 @@ def _join(connection: sqlite3.Connection, keys: list[tuple[str, str]], new: np.n
     day = day[day["last"] > since[day["series"]] - DAY_MS]
     bounds, day_bounds = (np.searchsorted(one["series"], np.arange(len(keys) + 1)) for one in (whole, day))
     rows = []
-    for n, ((device, name), one) in enumerate(zip(keys, last, strict=True)):
+    for n, ((device, name), one) in enumerate(zip(keys, newest, strict=True)):
         points = packed(whole[bounds[n] : bounds[n + 1]])
         its_day = packed(day[day_bounds[n] : day_bounds[n + 1]]) if is_long[n] else None
-        rows.append((part_of(device), device, name, one.unit, one.ms, one.value, one.text, points, its_day))
-    connection.executemany("INSERT OR REPLACE INTO series VALUES (?,?,?,?,?,?,?,?,?)", rows)
+        rows.append((part_of(device), device, name, *one, points, its_day))
+    connection.executemany(MERGE, rows)
 
 
 def part_of(device: str) -> int:
