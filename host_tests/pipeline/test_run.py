@@ -45,7 +45,7 @@ def test_wrong_argument_is_named(tmp_path, capsys, arguments, text):
     [
         (["--buckets", "0"], "", "--buckets: it has to be a whole number, from 1 to 9999, not '0'"),
         (["--follow", "0"], "", "--follow: it has to be a number, from 0.1 to 1000000000"),
-        (["--late-after", "nan"], "", "--late-after: it has to be a number"),
+        (["--silent-after", "nan"], "", "--silent-after: it has to be a number"),
         ([], "buckets = 'x'", "--buckets: it has to be a whole number, from 1 to 9999, not 'x'"),
         ([], "buckets = 8.5", "--buckets: it has to be a whole number"),
         ([], "follow = true", "--follow: expected one argument"),

@@ -52,16 +52,18 @@ IN_A_CHUNK = 24
 SUMS = ("published", "delivered", "resent", "replayed", "missing", *GIVEN_UP, "in_doubt", "unexplained", "late")
 HEALTH = ("healthy", "late", "given up by the board", "in doubt", "silent", "missing", "twice")
 MISSING = HEALTH.index("missing")
+LATE_SHARE = 0.01
+"""A device with more late messages than this has that health."""
 UNPROVED = len(HEALTH)
 """The health of a device whose messages have no identity: there is no proof of their delivery."""
 
 
-def devices(lives: pa.Table, silence: verdict.Silence, late_share: float = 0.01) -> pa.Table:
+def devices(lives: pa.Table, silence: verdict.Silence) -> pa.Table:
     """Return the sums by device, with its health: the index in HEALTH of its worst problem."""
     sums = dict.fromkeys(("boots", *SUMS, "twice", "absent", "told_uptime", "reconnects"), "sum")
     limits = {"first_arrival": "min", "last_arrival": "max", "erases_first": "min", "erases": "max"}
     found = summary.grouped(lives, ["device"], sums | limits)
-    late = pc.greater(found["late"], pc.multiply(pc.cast(found["delivered"], pa.float64()), late_share))
+    late = pc.greater(found["late"], pc.multiply(pc.cast(found["delivered"], pa.float64()), LATE_SHARE))
     health = pc.case_when(
         pc.make_struct(
             pc.greater(pc.add(found["twice"], found["absent"]), 0),

@@ -48,7 +48,6 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--segments-per-batch", type=number(int, 1), default=64, help="the most segments of a batch")
     options.seconds(parser, "--follow", 0.1, "do not end; look for new segments at this interval")
-    options.seconds(parser, "--late-after", 0, "a longer delay counts as late", 60.0)
     parser.add_argument("--no-delta", action="store_true", help="do not update the tables' Delta logs")
     verdict.add_options(parser)
     text = "with --follow: print the verdict and write the report at this interval, and on SIGUSR1; 0: only then"
@@ -140,7 +139,7 @@ def main(argv: list[str] | None = None) -> int:
 
             checkpoint = given.checkpoint or f"{given.out.rstrip('/')}/checkpoint"
             where = (given.landing, given.out, checkpoint, given.buckets, given.segments_per_batch)
-            job = stream.Job(spark, *where, on_commit, given.late_after, not given.no_delta, rules)
+            job = stream.Job(spark, *where, on_commit, not given.no_delta, rules)
             query = job.start(given.follow)
             proofs = None
             if given.follow:

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming import StreamingQuery
 
 SEGMENTS_PER_BATCH = 64
-LATE_AFTER_S = 60.0
-"""A longer delay counts as late in the audit."""
 
 
 def _run_tasks(
@@ -52,7 +50,6 @@ def run_batch(
     buckets: int,
     stream: str,
     stream_batch: int,
-    late_after_s: float = LATE_AFTER_S,
     mapping: Mapping = NO_MAPPING,
     found: dict[str, dict[int, str]] | None = None,
 ) -> Commit:
@@ -81,7 +78,6 @@ def run_batch(
         "batch": commit.batch,
         "read": before.read if before else {},
         "paths": paths,
-        "late_after_s": late_after_s,
     }
     work = partial(_run_tasks, partial(task.run, output.storage, landing, **batch, mapping=mapping), state)
     tasks = spark.range(0, buckets, 1, buckets).mapInArrow(work, "done string").collect()
@@ -107,7 +103,6 @@ class Job:
     Attributes:
         checkpoint: Spark's, with the segments of each batch.
         on_commit: called for each batch.
-        late_after_s: a longer delay counts as late.
         publish: whether the tables' Delta logs are updated, at the start, because an earlier run may have been killed, and
             after each commit.
     """
@@ -119,7 +114,6 @@ class Job:
     buckets: int = segments.BUCKETS
     segments_per_batch: int = SEGMENTS_PER_BATCH
     on_commit: Callable[[Commit], None] = lambda _: None
-    late_after_s: float = LATE_AFTER_S
     publish: bool = True
     mapping: Mapping = NO_MAPPING
 
@@ -181,7 +175,7 @@ class Job:
     def _run(self, end: dict[str, int], number: int, found: dict[str, dict[int, str]]) -> None:
         """Process a batch, publish its commit, and report it."""
         at = (self.directory, self.output, self.buckets, self.stream, number)
-        commit = run_batch(self.spark, end, *at, self.late_after_s, self.mapping, found)
+        commit = run_batch(self.spark, end, *at, self.mapping, found)
         if self.delta:
             self.delta.committed(commit)
         self.on_commit(commit)

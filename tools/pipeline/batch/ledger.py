@@ -109,7 +109,7 @@ class Update:
     summary: dict[str, Any]  # what the batch adds to the fleet's sums
 
 
-def update(state: State, known: np.ndarray, kept: Kept, batch: Batch, late_after_s: float = 60.0) -> Update:
+def update(state: State, known: np.ndarray, kept: Kept, batch: Batch) -> Update:
     """Add a batch to a bucket's audit.
 
     Args:
@@ -117,7 +117,6 @@ def update(state: State, known: np.ndarray, kept: Kept, batch: Batch, late_after
         known: the packed keys of the boots before the batch.
         kept: the audit before the batch.
         batch: the batch's input.
-        late_after_s: a longer delay counts as late.
     """
     tallies = [one.cast(schemas.TALLY) for one in batch.tallies]
     events = _concatenated(batch.events, schemas.EVENTS)
@@ -153,7 +152,7 @@ def update(state: State, known: np.ndarray, kept: Kept, batch: Batch, late_after
     if len(wanted):
         tally = merge_tallies(state.keys_of, [before.select(schemas.TALLY.names), *tallies]).cast(schemas.TALLY)
         prior = before.take(_places(old_keys[again], state.keys[wanted]))
-        made = _rows(state, spans, wanted, tally, prior, rest, rest_keys, events, reported, batch, late_after_s)
+        made = _rows(state, spans, wanted, tally, prior, rest, rest_keys, events, reported, batch)
     lives, devices = _lives(state, kept.lives, before, made, reported)
     sums = summary.of(made)
     summary.add(sums, summary.of(before), -1)
@@ -321,7 +320,6 @@ def _rows(
     events: pa.Table,
     reported: _Reported,
     batch: Batch,
-    late_after_s: float,
 ) -> pa.Table:
     """Return the audit's rows of the boots at the indices `wanted` of `state.keys`, in this order.
 
@@ -379,7 +377,7 @@ def _rows(
     offsets = np.searchsorted(place_of, np.arange(len(keys) + 1)).astype(np.int32)
     steps, counts = (whole(tally[name]) for name in ("steps", "counts"))
     columns: dict[str, Any] = {name: tally[name] for name in schemas.TALLY.names}
-    columns |= delays.figures(tally["base_us"].to_numpy(), steps, counts, reports["offset_us"], late_after_s)
+    columns |= delays.figures(tally["base_us"].to_numpy(), steps, counts, reports["offset_us"])
     columns |= {
         "first_seq": first,
         "last_seq": last,

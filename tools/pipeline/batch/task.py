@@ -65,7 +65,6 @@ def run(
     state_files: dict[str, str],
     read: dict[str, int],
     paths: Iterable[str],
-    late_after_s: float = 60.0,
     mapping: Mapping = NO_MAPPING,
 ) -> Done:
     """Process one bucket's part of a batch. Attempts don't see each other's files."""
@@ -107,7 +106,7 @@ def run(
                 name: [file for table, file, _ in writers.files if table == name] for name in ("readings", "events")
             }
             audited.checked, found_plain = read_back(storage, files, state, known, seen_before, bool(plain_sums))
-            made = ledger.update(state, known, _kept(storage, state_files), audited, late_after_s)
+            made = ledger.update(state, known, _kept(storage, state_files), audited)
             summary.add(sums, made.summary)
             summary.add_reasons(sums, summary.sum_of(held, held_before, -1))  # they count as quarantine
             writers.write("state/intervals", state.intervals_table())

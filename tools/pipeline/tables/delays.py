@@ -12,6 +12,8 @@ import pyarrow.compute as pc
 STEPS_PER_OCTAVE = 16
 SHARES = (0.5, 0.9, 0.99)
 """Of the percentiles."""
+LATE_AFTER_S = 60.0
+"""A longer delay counts as late in the audit."""
 
 
 def steps(delays_us: np.ndarray) -> np.ndarray:
@@ -35,21 +37,20 @@ def percentile(boot: np.ndarray, value: np.ndarray, weight: np.ndarray, boots: i
 
 
 def figures(
-    base_us: np.ndarray, steps_of: pa.ListArray, counts: pa.ListArray, offset_us: np.ndarray, late_after_s: float
+    base_us: np.ndarray, steps_of: pa.ListArray, counts: pa.ListArray, offset_us: np.ndarray
 ) -> dict[str, pa.Array]:
     """Return the audit's columns about the delays: late messages, percentiles (ms), messages by octave of milliseconds.
 
     Args:
         base_us, steps_of, counts: each boot's histogram.
         offset_us: for each boot its clock minus its uptime, NaN if unknown. Without it, a boot's delays are unknown.
-        late_after_s: a longer delay counts as late.
     """
     boots = len(base_us)
     boot = np.repeat(np.arange(boots), pc.list_value_length(steps_of).to_numpy())
     delay = (base_us - offset_us)[boot] + middles_us(steps_of.flatten().to_numpy())
     known = ~np.isnan(delay)
     boot, delay, count = boot[known], delay[known], counts.flatten().to_numpy()[known]
-    late = np.bincount(boot, weights=count * (delay > 1e6 * late_after_s), minlength=boots).astype(np.int64)
+    late = np.bincount(boot, weights=count * (delay > 1e6 * LATE_AFTER_S), minlength=boots).astype(np.int64)
     octave = np.floor(np.log2(np.maximum(delay / 1000.0, 1.0))).astype(np.int64)
     pairs, place = np.unique(boot * 64 + octave, return_inverse=True)
     offsets = pa.array(np.searchsorted(pairs, np.arange(boots + 1) * 64).astype(np.int32))
