@@ -111,10 +111,10 @@ def write_rows(stream: Any, table: pa.Table, buckets: int = BUCKETS) -> None:
             writer.write_table(table.slice(first, rows).replace_schema_metadata(schema.metadata), row_group_size=rows)
 
 
-def buckets_in(metadata: dict[bytes, bytes] | None) -> int:
-    """Return the number of buckets in a segment's layout; 1 for a segment without one."""
-    layout = (metadata or {}).get(LAYOUT_KEY)
-    return int(json.loads(layout)["buckets"]) if layout else 1
+def layout_of(metadata: dict[bytes, bytes] | None) -> tuple[int, list[int] | None]:
+    """Return the number of buckets in a segment's layout, and the bucket of each row group; (1, None) without a layout."""
+    layout = json.loads((metadata or {}).get(LAYOUT_KEY, b'{"buckets": 1}'))
+    return layout["buckets"], layout.get("groups")
 
 
 def check_columns(names: list[str]) -> None:
@@ -132,15 +132,13 @@ def read_bucket(file: pq.ParquetFile, bucket: int, buckets: int) -> Iterator[pa.
     Any layout works: a segment with another number of buckets, or without a layout, is filtered.
     """
     # A row group that can't have rows of the bucket is not read. No filter is needed where `buckets` divides.
-    layout_json = (file.schema_arrow.metadata or {}).get(LAYOUT_KEY)
-    theirs, groups = 1, [0] * file.num_row_groups
     check_columns(file.schema_arrow.names)
-    if layout_json:
-        layout = json.loads(layout_json)
-        theirs, groups = layout["buckets"], layout["groups"]
+    theirs, groups = layout_of(file.schema_arrow.metadata)
     exact = theirs % buckets == 0
     common = math.gcd(theirs, buckets)
-    for group in (n for n, which in enumerate(groups) if which % common == bucket % common):
+    for group in range(file.num_row_groups):
+        if groups and groups[group] % common != bucket % common:
+            continue
         table = file.read_row_group(group, columns=SCHEMA.names, use_threads=False)
         if not exact:
             table = table.filter(pa.array(buckets_of(table["topic"], buckets) == bucket))

@@ -451,7 +451,7 @@ def _clean_segments(landing: Storage, names: Names, places: Places, done: Done, 
                 continue
             sealed_s = landing.modified_s(name)
             rows = landing.table(name, parquet.SCHEMA.names).sort_by("row")
-            buckets = parquet.buckets_in(rows.schema.metadata)
+            buckets, _ = parquet.layout_of(rows.schema.metadata)
             own, others = _known(rows, places)
             known = own | others
             for n, devices in _mapped(landing, name, rules):

@@ -12,7 +12,7 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
@@ -60,26 +60,19 @@ def run_batch(
     Raises:
         LandingError: one of them is missing.
     """
-    before = output.latest()
-    commit = Commit(before.batch + 1 if before else 1, stream, stream_batch)
-    if before:
-        commit.state, commit.read, commit.summary = copy.deepcopy((before.state, before.read, before.summary))
-        if before.stream == stream:
-            commit.stream_read, commit.last_arrival_us = dict(before.stream_read), dict(before.last_arrival_us)
+    before = output.latest() or Commit(0, "", 0)
+    commit = Commit(before.batch + 1, stream, stream_batch)
+    commit.state, commit.read, commit.summary = copy.deepcopy((before.state, before.read, before.summary))
+    if before.stream == stream:
+        commit.stream_read, commit.last_arrival_us = dict(before.stream_read), dict(before.last_arrival_us)
     found = source.latest(landing) if found is None else found
     chosen = source.between(landing, found, commit.stream_read, end, commit.read)
     for segment in chosen:
         commit.stream_read[segment.collector] = segment.number
         commit.read[segment.collector] = max(segment.number, commit.read.get(segment.collector, 0))
     paths = [segment.path for segment in chosen]
-    state = before.state if before else {}
-    batch: dict[str, Any] = {
-        "buckets": buckets,
-        "batch": commit.batch,
-        "read": before.read if before else {},
-        "paths": paths,
-    }
-    work = partial(_run_tasks, partial(task.run, output.storage, landing, **batch, mapping=mapping), state)
+    own = partial(task.run, output.storage, landing, batch=commit.batch, read=before.read, paths=paths, mapping=mapping)
+    work = partial(_run_tasks, partial(own, buckets=buckets), before.state)
     tasks = spark.range(0, buckets, 1, buckets).mapInArrow(work, "done string").collect()
     for which, files, its_state, sums in sorted(json.loads(row.done) for row in tasks):
         if its_state:

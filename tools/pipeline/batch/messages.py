@@ -196,8 +196,8 @@ class _Batch:
         self.origin["collector"] = prints.encoded(rows["collector"])
         if len(self.place) < len(rows):
             self.origin = {name: column.take(pa.array(self.place)) for name, column in self.origin.items()}
-        numbers = [messages[name].to_numpy() for name in ("life", "boot", "seq")]
-        placed = placing.place(state, placing.Messages(self.device, *numbers, self._whole))
+        life, boot, seq = (messages[name].to_numpy() for name in ("life", "boot", "seq"))
+        placed = placing.place(state, placing.Messages(self.device, life, boot, seq, self._whole))
         self.life = placed.life
         self.bad = [(int(self.place[at]), reason) for at, reason in placed.refused]
         self.no_room = [one for one in placed.overflowed if one.place < 0]
@@ -220,7 +220,7 @@ class _Batch:
             self.origin["arrival"].take(index).cast(pa.int64()),
         ]
         for *fields, n in zip(*(one.to_pylist() for one in columns), at.tolist(), strict=True):
-            yield lives.Message(*fields, place=n)
+            yield lives.Message._make((*fields, "", n))
 
     def _apply_placing(self, placed: placing.Placed) -> None:
         """Remove messages without a life, hold those that wait for one, and add held ones that have one now."""

@@ -70,11 +70,8 @@ def run(
     """Process one bucket's part of a batch. Attempts don't see each other's files."""
     state = State(Past(Output(storage.uri), bucket))
     state.read = dict(read)
-    for kind, load in (
-        ("intervals", state.load_intervals),
-        ("identities", state.load_lives),
-        ("held", state.load_held),
-    ):
+    loads = {"intervals": state.load_intervals, "identities": state.load_lives, "held": state.load_held}
+    for kind, load in loads.items():
         if kind in state_files:
             load(storage.table(state_files[kind]))
     held_before = state.held_reasons()
@@ -122,12 +119,7 @@ def run(
     return Done(sorted(writers.files), writers.state, sums)
 
 
-def _add_plain(
-    writers: _Writers,
-    sums: summary.Summary,
-    plain_sums: list[pa.Table],
-    found: tuple[int, int],
-) -> None:
+def _add_plain(writers: _Writers, sums: summary.Summary, plain_sums: list[pa.Table], found: tuple[int, int]) -> None:
     """Write the sums of the devices without an identity. `found`: the number of their rows in the files, and of distinct ones."""
     by_device = plain.summed(plain_sums)
     totals = sums["totals"]
