@@ -120,7 +120,7 @@ class Sealer:
                 *(sys.executable, "-m", "tools.landing.seal"),
                 *(str(self._store.log_path(number)), str(self._directory), str(int(self._salvage))),
                 stdout=asyncio.subprocess.PIPE,
-                pass_fds=self._store.lock_handles,
+                pass_fds=self._store.locks,
             )
             output, _ = await process.communicate()
             if not output:

@@ -6,6 +6,7 @@ object store: the pipeline does that, with `without`.
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import cache
 from itertools import chain
 from pathlib import Path
 
@@ -99,11 +100,9 @@ def without(
     """
     deleted = np.zeros(rows.num_rows, dtype=bool)
     if "topic" in rows.column_names:
-        may_own: dict[str, bool] = {}
+        may_own = cache(names.may_own)
         for n, topic in enumerate(rows["topic"].to_pylist()):
-            if topic not in may_own:
-                may_own[topic] = names.may_own(topic)
-            deleted[n] = may_own[topic] and names.own(topic, rows["payload"][n].as_py())
+            deleted[n] = may_own(topic) and names.own(topic, rows["payload"][n].as_py())
     if own is not None:
         deleted |= own
     if others is not None:

@@ -107,7 +107,7 @@ class LandingStore:
         self.time_us = time.time_ns() // 1000  # arrival of the messages that are landing
         self.torn_bytes = 0
         self.recent = Recent()
-        self._locks: list[int] = []
+        self.locks: list[int] = []  # open files: a child process that inherits them holds the locks, too
         try:
             directory.mkdir(parents=True, exist_ok=True)
             for made in (directory, directory.parent):
@@ -133,11 +133,11 @@ class LandingStore:
             (self.directory / "lock", False, "choose another client id or folder"),
         ):
             refusal = LandingInUse(f"{path.parent} is in use by another collector; stop that one, or {advice}")
-            self._locks.append(take_lock(path, refusal, wait_s, is_shared))
+            self.locks.append(take_lock(path, refusal, wait_s, is_shared))
 
     def _release_locks(self) -> None:
-        while self._locks:
-            os.close(self._locks.pop())
+        while self.locks:
+            os.close(self.locks.pop())
 
     def _mount(self, first_number: int, rows_before: int, salvage: bool) -> None:
         for leftover in self.directory.glob("*" + TEMPORARY):
@@ -272,7 +272,7 @@ class LandingStore:
 
     def free_bytes(self) -> int:
         """Return the disk's free bytes."""
-        disk = os.fstatvfs(self._locks[0])
+        disk = os.fstatvfs(self.locks[0])
         return disk.f_bavail * disk.f_frsize
 
     # --- calls of the collector ---------------------------------------------------------------------------------
@@ -364,11 +364,6 @@ class LandingStore:
         self._log.close()
         self._log, self._held = LandingLog(path, header, end), kept
         return gone
-
-    @property
-    def lock_handles(self) -> list[int]:
-        """The open lock files: a child process that inherits them holds the locks, too."""
-        return list(self._locks)
 
     def log_path(self, number: int) -> Path:
         """Return the name of a log."""

@@ -132,19 +132,17 @@ class Plain:
             return
         self.handled[at] = True
         text = pc.utf8_trim(payload.filter(pa.array(is_scalar)).cast(pa.string()), " \t\r\n")
-        boolean = pc.is_in(text, value_set=pa.array(list(BOOLEANS)))
-        # Python parses all numbers of JSON; Arrow refuses some.
         distinct = text.dictionary_encode()
-        numbers = [None if one in BOOLEANS else float(one) for one in distinct.dictionary.to_pylist()]
+        texts = distinct.dictionary.to_pylist()
+        flag = pa.array([BOOLEANS.get(one) for one in texts], pa.bool_()).take(distinct.indices)
+        # Python parses all numbers of JSON; Arrow refuses some.
+        numbers = [None if one in BOOLEANS else float(one) for one in texts]
         value = pa.array(numbers, pa.float64()).take(distinct.indices)
         infinite = pc.fill_null(pc.is_inf(value), False).to_numpy(zero_copy_only=False)
         self.bad += [(row, NOT_FINITE) for row in at[infinite].tolist()]
         topics = self.topic.indices.to_numpy()[at]
         named = [device_and_name(one) for one in self.topic.dictionary.to_pylist()]
         device, name = (pa.array(column, pa.string()).take(pa.array(topics)) for column in zip(*named, strict=True))
-        flag = pc.if_else(
-            boolean, pc.is_in(text, value_set=pa.array([one for one, value in BOOLEANS.items() if value])), None
-        )
         count = len(at)
         arrays = [pa.array(at), device, pa.array(np.zeros(count, dtype=np.int32)), name, pa.nulls(count, pa.string())]
         arrays += [value, pa.nulls(count, pa.string()), flag, pa.nulls(count, schemas.MOMENT)]
