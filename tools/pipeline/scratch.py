@@ -5,17 +5,13 @@ directory, and delete them only at a normal end. In a separate folder, another p
 process has locked belongs to a killed process.
 """
 
+import fcntl
 import os
 import shutil
 import tempfile
-from contextlib import suppress
 from pathlib import Path
 
-from tools.command import Failure
-from tools.landing.lock import take_lock
-
 PREFIX = "flashmqtt-spark-"
-LOCK = "lock"
 
 
 class Scratch:
@@ -25,9 +21,14 @@ class Scratch:
         remove_left_behind()
         while True:
             self.path = Path(tempfile.mkdtemp(prefix=PREFIX))
-            with suppress(FileNotFoundError, Failure):  # another process deletes it, because it was not locked yet
-                self._lock = take_lock(self.path / LOCK, Failure("in use"))
+            try:
+                self._lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+            except FileNotFoundError:
+                continue  # another process deleted it, because it was not locked yet
+            fcntl.flock(self._lock, fcntl.LOCK_EX)
+            if self.path.exists():
                 return
+            os.close(self._lock)
 
     def remove(self) -> None:
         """Delete the folder with its contents."""
@@ -38,8 +39,15 @@ class Scratch:
 def remove_left_behind() -> None:
     """Delete the folders of this user's killed processes."""
     for path in Path(tempfile.gettempdir()).glob(PREFIX + "*"):
-        with suppress(OSError, Failure):  # already deleted, of another user, or in use
-            if not path.is_symlink() and path.stat().st_uid == os.getuid():
-                handle = take_lock(path / LOCK, Failure("in use"))
+        try:
+            handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        except OSError:  # already deleted, of another user, or not a folder
+            continue
+        try:
+            if os.fstat(handle).st_uid == os.getuid():
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(path, ignore_errors=True)
-                os.close(handle)
+        except BlockingIOError:
+            pass  # in use
+        finally:
+            os.close(handle)
