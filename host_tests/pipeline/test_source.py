@@ -121,8 +121,8 @@ def test_flipped_bit_in_a_segment_changes_no_row_silently(landing):
     directory, good = Storage(str(landing.directory)), path.read_bytes()
 
     def rows():
-        found = [task._in_order(directory, [path.name], bucket, 2) for bucket in (0, 1)]
-        return [table.to_pylist() for buckets in found for tables in buckets for table in tables]
+        found = [task._rows(directory, path.name, bucket, 2) for bucket in (0, 1)]
+        return [table.to_pylist() for tables in found for table in tables]
 
     expected, refused = rows(), 0
     assert sum(map(len, expected)) == 16

@@ -246,19 +246,17 @@ def test_several_row_groups_in_a_bucket_are_not_a_replay(landing, tmp_path):
 
 
 @pytest.mark.req("P4")
-def test_segments_are_read_in_order_of_number_not_of_time(landing, tmp_path):
+def test_segments_are_read_in_order_of_number_not_of_time(local, landing, tmp_path):
     """A QoS 2 message that was held for long lands with its older time of arrival; and a clock may be set back."""
     landing.message("a", 1, 1)
     landing.message("a", 1, 2)
     landing.seal()
     landing.message("a", 1, 3, arrival_us=landing.arrival_us - 3_600_000_000)
     landing.seal()
-    out, directory = Storage(str(tmp_path / "out")), Storage(str(landing.directory))
-    names = [segments.file_name("c", number) for number in (2, 1)]
-    done = task.run(out, directory, 0, 1, 1, {}, {}, names)
-    files = {table: file for table, file, _ in done.files}
-    assert pq.read_table(out.path(files["readings"]))["seq"].to_pylist() == [1, 2, 3]
-    assert pq.read_table(out.path(done.state["audit"]))["reordered"].to_pylist() == [0]
+    commit = once(local, str(landing.directory), str(tmp_path / "out"), 1)
+    out = Storage(str(tmp_path / "out"))
+    assert pq.read_table(out.path(commit.files["readings"][0]))["seq"].to_pylist() == [1, 2, 3]
+    assert pq.read_table(out.path(commit.state["0"]["audit"]))["reordered"].to_pylist() == [0]
 
 
 def with_column(path, name, values, kind):

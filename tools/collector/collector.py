@@ -179,7 +179,15 @@ class Collector:
             # Level 5, Retain Handling 1: no retained messages if the subscription exists already (§3.8.3.1).
             options = qos | 0x10 if settings.level == 5 else qos
             requests_of(self.session).want(encoded, options)
-        self.connection = self._connection()
+        self.connection = Connection(
+            self.session,
+            client_id=settings.client_id.encode(),
+            buffer_bytes=max(settings.packet_bytes, LEAST_BUFFER_BYTES),
+            keep_alive_s=settings.keep_alive_s,
+            user=os.fsencode(settings.user) if settings.user else None,
+            password=os.fsencode(settings.password) if settings.password else None,
+            five=_Level5(settings.session_expiry_s, settings.drop_oversize) if settings.level == 5 else None,
+        )
         self.decoder = RunDecoder(len(self.connection.decoder.buffer), settings.level, settings.drop_oversize)
         self.decoder.on_oversize = self._note_oversize
         self.connection.decoder = self.decoder
@@ -191,18 +199,6 @@ class Collector:
         self._woken = asyncio.Event()
         self._rows_committed = self.rows_acknowledged = self.store.stored
         self._last_message = time.monotonic()
-
-    def _connection(self) -> Connection:
-        settings = self.settings
-        return Connection(
-            self.session,
-            client_id=settings.client_id.encode(),
-            buffer_bytes=max(settings.packet_bytes, LEAST_BUFFER_BYTES),
-            keep_alive_s=settings.keep_alive_s,
-            user=os.fsencode(settings.user) if settings.user else None,
-            password=os.fsencode(settings.password) if settings.password else None,
-            five=_Level5(settings.session_expiry_s, settings.drop_oversize) if settings.level == 5 else None,
-        )
 
     # --- start and stop -----------------------------------------------------------------------------------------
 

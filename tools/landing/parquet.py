@@ -132,7 +132,6 @@ def read_bucket(file: pq.ParquetFile, bucket: int, buckets: int) -> Iterator[pa.
     Any layout works: a segment with another number of buckets, or without a layout, is filtered.
     """
     # A row group that can't have rows of the bucket is not read. No filter is needed where `buckets` divides.
-    check_columns(file.schema_arrow.names)
     theirs, groups = layout_of(file.schema_arrow.metadata)
     exact = theirs % buckets == 0
     common = math.gcd(theirs, buckets)

@@ -67,10 +67,20 @@ def run_batch(
         commit.stream_read, commit.last_arrival_us = dict(before.stream_read), dict(before.last_arrival_us)
     found = source.latest(landing) if found is None else found
     chosen = source.between(landing, found, commit.stream_read, end, commit.read)
-    for segment in chosen:
-        commit.stream_read[segment.collector] = segment.number
-        commit.read[segment.collector] = max(segment.number, commit.read.get(segment.collector, 0))
-    paths = [segment.path for segment in chosen]
+    begun: dict[str, int] = {}
+    ordered = []
+    for collector, number, path in chosen:
+        commit.stream_read[collector] = number
+        commit.read[collector] = max(number, commit.read.get(collector, 0))
+        arrivals = source.arrivals_us(landing, path)
+        commit.last_arrival_us.pop(collector, None)
+        if arrivals:
+            commit.last_arrival_us[collector] = arrivals[1]
+        # In landing order; segments of several collectors by their first arrival, but never before the collector's previous
+        # segment: a clock may have been set back, and a message that the collector has held for long has an early arrival.
+        begun[collector] = max(arrivals[0] if arrivals else 0, begun.get(collector, 0))
+        ordered.append((begun[collector], path))
+    paths = [path for _, path in sorted(ordered)]
     own = partial(task.run, output.storage, landing, batch=commit.batch, read=before.read, paths=paths, mapping=mapping)
     work = partial(_run_tasks, partial(own, buckets=buckets), before.state)
     tasks = spark.range(0, buckets, 1, buckets).mapInArrow(work, "done string").collect()
@@ -81,10 +91,6 @@ def run_batch(
         for table, file, rows in files:
             commit.files.setdefault(table, []).append(file)
             commit.rows[table] = commit.rows.get(table, 0) + rows
-    for collector, name in {segment.collector: segment.path for segment in chosen}.items():  # the last one of each
-        commit.last_arrival_us.pop(collector, None)
-        if arrivals := source.arrivals_us(landing, name):
-            commit.last_arrival_us[collector] = arrivals[1]
     output.write(commit)
     return commit
 

@@ -67,7 +67,7 @@ def run(
     paths: Iterable[str],
     mapping: Mapping = NO_MAPPING,
 ) -> Done:
-    """Process one bucket's part of a batch. Attempts don't see each other's files."""
+    """Process one bucket's part of the segments in `paths`, in this order. Attempts don't see each other's files."""
     state = State(Past(Output(storage.uri), bucket))
     state.read = dict(read)
     loads = {"intervals": state.load_intervals, "identities": state.load_lives, "held": state.load_held}
@@ -80,8 +80,8 @@ def run(
     audited, sums = ledger.Batch(), summary.empty()
     plain_sums: list[pa.Table] = []
     with _Writers(storage, batch, name, state_files) as writers:
-        for segment in _in_order(landing, paths, bucket, buckets):
-            for rows in segment:
+        for path in paths:
+            for rows in _rows(landing, path, bucket, buckets):
                 summary.add_topics(sums, encoded(rows["topic"]))
                 for table, found in process(state, rows, mapping):
                     audited.take(table, found)
@@ -165,27 +165,6 @@ def _write_settled(writers: _Writers, made: ledger.Update) -> None:
         writers.write(f"state/{SETTLED}{max(numbers, default=0) + 1:06d}", made.spilled)
 
 
-def _in_order(landing: Storage, paths: Iterable[str], bucket: int, buckets: int) -> Iterator[Iterator[pa.Table]]:
-    """Yield a bucket's rows by segment, in landing order; segments of several collectors by their first arrival.
-
-    Raises:
-        SegmentError: a file with a segment's name is not a segment.
-    """
-    begun: dict[str, float] = {}
-    files = []
-    for (collector, _), path in sorted((segments.parse_name(path) or ("", 0), path) for path in paths):
-        with _damage_named(landing, path), landing.fs.open_input_file(landing.path(path)) as source:
-            meta = pq.read_metadata(source)
-            parquet.check_columns(meta.schema.names)
-            begins = limits(meta, "arrival")
-            # Never before the collector's previous segment: a clock may have been set back, and a message that the
-            # collector has held for a long time has an early arrival.
-            begun[collector] = max(begins[0].timestamp() if begins else 0.0, begun.get(collector, 0.0))
-        files.append((begun[collector], path))
-    for _, path in sorted(files):
-        yield _rows(landing, path, bucket, buckets)
-
-
 def _rows(landing: Storage, path: str, bucket: int, buckets: int) -> Iterator[pa.Table]:
     """Yield the rows of a segment's bucket.
 
@@ -193,7 +172,12 @@ def _rows(landing: Storage, path: str, bucket: int, buckets: int) -> Iterator[pa
         SegmentError: the file is damaged. Each page has a checksum.
     """
     with _damage_named(landing, path), landing.fs.open_input_file(landing.path(path)) as source:
-        file = pq.ParquetFile(source, read_dictionary=["collector", "topic"], page_checksum_verification=True)
+        meta = pq.read_metadata(source)
+        parquet.check_columns(meta.schema.names)
+        limits(meta, "arrival")  # raises if Python does not have such a time
+        file = pq.ParquetFile(
+            source, metadata=meta, read_dictionary=["collector", "topic"], page_checksum_verification=True
+        )
         for table in parquet.read_bucket(file, bucket, buckets):
             table.validate(full=True)  # the footer has no checksum
             origin = tuple(pc.unique(table[name]).to_pylist() for name in ("collector", "segment"))
