@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
-from functools import partial
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import count
 from typing import Any, NamedTuple
 
@@ -210,7 +209,7 @@ class _Writers:
 
     def __init__(self, storage: Storage, batch: int, name: str, state: dict[str, str]):
         self.storage, self.batch, self.name, self.state = storage, batch, name, dict(state)
-        self.open: dict[tuple[str, str], tuple[str, Any, pq.ParquetWriter, int]] = {}
+        self.open: dict[tuple[str, str], tuple[str, ExitStack, pq.ParquetWriter, int]] = {}
         self.files: list[tuple[str, str, int]] = []
         self.numbers = count()
 
@@ -236,11 +235,12 @@ class _Writers:
             # No directory per batch for the state: its files are deleted later, and the directories would stay.
             below = f"{self.batch:09d}-" if table.startswith("state/") else f"{where}batch={self.batch}/"
             file = f"{table.partition('.')[0]}/{below}{self.name}-{next(self.numbers)}.parquet"
-            context = self.storage.create(file)
-            self.open[key] = file, context, parquet_writer(context.__enter__(), rows.schema, file), 0
-        file, context, writer, before = self.open[key]
+            stack = ExitStack()
+            stream = stack.enter_context(self.storage.create(file))
+            self.open[key] = file, stack, stack.enter_context(parquet_writer(stream, rows.schema, file)), 0
+        file, stack, writer, before = self.open[key]
         writer.write_table(rows)
-        self.open[key] = file, context, writer, before + rows.num_rows
+        self.open[key] = file, stack, writer, before + rows.num_rows
 
     def close(self) -> None:
         """Complete all open files; they get their names."""
@@ -248,17 +248,14 @@ class _Writers:
             self._finish(key)
 
     def _finish(self, key: tuple[str, str]) -> None:
-        file, context, writer, rows = self.open[key]
-        writer.close()
-        context.__exit__(None, None, None)
-        del self.open[key]
+        file, stack, _, rows = self.open.pop(key)
+        stack.close()
         if key[0].startswith("state/"):
             self.state[key[0].removeprefix("state/")] = file
         else:
             self.files.append((key[0], file, rows))
 
     def __exit__(self, *error: Any) -> None:
-        for _, context, writer, _ in self.open.values():  # the files that an error left incomplete
-            for end in (writer.close, partial(context.__exit__, *error)):
-                with suppress(OSError):  # the disk is full
-                    end()
+        for _, stack, _, _ in self.open.values():  # the files that an error left incomplete
+            with suppress(OSError):  # the disk is full
+                stack.__exit__(*error)
