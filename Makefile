@@ -128,10 +128,10 @@ vectors: setup ## Check the packet vectors against a second implementation's cod
 ##@ Coverage and figures
 
 requirements: setup ## List the project's rules and the tests that prove them (LIST=1: each test)
-	@$(PY) -m tools.proof.check.requirements $(if $(LIST),--list)
+	@$(PY) -m tools.proof.check.proved rules $(if $(LIST),--list)
 
 clauses: setup ## List MQTT's normative statements: the code that obeys and the test that proves each (LIST=1: each)
-	@$(PY) -m tools.proof.check.clauses $(if $(LIST),--list)
+	@$(PY) -m tools.proof.check.proved clauses $(if $(LIST),--list)
 
 bench: setup ## Measure flashmqtt and its peers; writes tables and bench.json (ONLY=journal: one area; KEEP=1: update the documents)
 	@$(PY) -m tools.proof.bench $(if $(ONLY),--only "$$ONLY") $(if $(KEEP),--keep)

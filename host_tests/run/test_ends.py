@@ -158,11 +158,11 @@ def test_ctrl_c_while_pytest_collects_ends_in_one_line_even_where_pytest_cannot_
     program = (
         "import pathlib, sys, pytest\n"
         "from tools.command import ended\n"
-        "from tools.proof.check import marks\n"
+        "from tools.proof.check import proved\n"
         "def without_line_number(*_, **__): raise TypeError('its traceback has a line that is None')\n"
         "pytest.ExceptionInfo.getrepr = without_line_number\n"
-        "marks.ROOT = pathlib.Path()\n"
-        "sys.exit(ended(lambda: len(marks.collect('req')), stopped='stopped'))\n"
+        "proved.ROOT = pathlib.Path()\n"
+        "sys.exit(ended(lambda: len(proved.collect('req')), stopped='stopped'))\n"
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     ran = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=environment, capture_output=True, text=True)
