@@ -24,8 +24,8 @@ from app.configuration import ConfigurationError
 from tools.bootstrap import ROOT
 from tools.command import Failure, ended, folder, named, number, parser_of, progress_bar, report_line
 from tools.deploy import build, certificates, configuration, ports, romfs
-from tools.deploy.image import OLDEST, digest, texts
-from tools.deploy.link import BoardSaid, Link
+from tools.deploy.image import OLDEST, digest, existing, texts
+from tools.deploy.link import SHA256, BoardSaid, Link
 from tools.deploy.trace import explained
 
 Result = TypeVar("Result")
@@ -72,19 +72,10 @@ def below(p):
         for n in os.listdir(p): yield from below(p + '/' + n)
     yield p, t
 """
-_TREE = f"""{_BELOW}
-import hashlib
-b = bytearray(512)
+_TREE = f"""{_BELOW}{SHA256}
 for r in %r:
     for p, t in below(r):
-        if t: continue
-        h = hashlib.sha256()
-        with open(p, 'rb') as f:
-            while True:
-                n = f.readinto(b)
-                if not n: break
-                h.update(memoryview(b)[:n])
-        print(p, h.digest().hex())
+        if not t: print(p, sha256(p))
 """
 # `with`: otherwise the garbage collector closes the file, perhaps in the middle of the file system's next write.
 _FIRST_LINE = """
@@ -653,13 +644,6 @@ def wipe(arguments: argparse.Namespace) -> None:
         report_line("wiped", what + ("; the journal is kept (JOURNAL=1 removes it too)" if kept else ""))
 
 
-def existing_file(text: str) -> Path:
-    """Return a path: argparse's `type` of a file that must exist."""
-    if not Path(text).is_file():
-        raise argparse.ArgumentTypeError(f"{text} is not a file")
-    return Path(text)
-
-
 def parse(argv: list[str] | None) -> argparse.Namespace:
     """Parse the command line."""
     parser = parser_of("tools.deploy", "Install flashmqtt on a board, and maintain it.")
@@ -671,14 +655,14 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         add("--port", default="auto", help="the serial port; auto: the only connected board")
         if act is deploy:
             add("--board", choices=("auto", *build.BOARDS), default="auto", help="auto: ask the board")
-            add("--board-file", type=existing_file, help="your own board.py (boards/README.md)")
+            add("--board-file", type=existing, help="your own board.py (boards/README.md)")
             add("--config", type=Path, default=ROOT, help="the folder with config.toml")
             add("--plain", action="store_true", help="keep all names and modules: tracebacks have line numbers")
             add("--dry-run", action="store_true", help="only show what would be done")
             waits = "seconds to wait for the first delivery; default: %(default)s"
             add("--timeout", type=number(float, 0.1), default=DELIVERY_S, help=waits)
         if act is monitor:
-            add("--board-file", type=existing_file, help="the --board-file of the deployment, for tracebacks")
+            add("--board-file", type=existing, help="the --board-file of the deployment, for tracebacks")
             add("--plain", action="store_true", help="the deployment was --plain")
             add("--timeout", type=number(float, 0.1), default=0, help="seconds until it ends; default: until Ctrl-C")
         if act in (deploy, wipe):

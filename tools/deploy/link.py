@@ -41,23 +41,21 @@ REASONS = {
 _READ_FILE = """
 import binascii
 with open(%r, 'rb') as f:
-    while True:
-        c = f.read(%d)
-        if not c: break
-        print(binascii.b2a_base64(c).decode(), end='')
+    while c := f.read(%d): print(binascii.b2a_base64(c).decode(), end='')
+"""
+SHA256 = """
+import os, hashlib
+def sha256(p):
+    h = hashlib.sha256()
+    b = bytearray(512)
+    with open(p, 'rb') as f:
+        while n := f.readinto(b): h.update(memoryview(b)[:n])
+    return h.digest().hex()
 """
 # Check the new file's hash and replace the old file. On FAT the old file must be removed before the rename.
-_REPLACE_FILE = """
-import os, hashlib
+_REPLACE_FILE = f"""{SHA256}
 n, p = %r, %r
-h = hashlib.sha256()
-b = bytearray(512)
-with open(n, 'rb') as f:
-    while True:
-        c = f.readinto(b)
-        if not c: break
-        h.update(memoryview(b)[:c])
-if h.digest().hex() == %r:
+if sha256(n) == %r:
     try:
         os.rename(n, p)
     except OSError:
