@@ -12,7 +12,7 @@ from tools.proof import bench as package
 from tools.proof import program
 from tools.proof.bench import __main__ as bench
 from tools.proof.bench import chip, codec, figures, journal
-from tools.proof.bench._goals import GOALS, Goal, shown
+from tools.proof.bench.figures import GOALS, Goal, shown
 from tools.proof.check import size
 
 

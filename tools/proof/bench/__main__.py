@@ -29,8 +29,7 @@ from tools.bootstrap import ROOT
 from tools.command import parser_of
 from tools.landing.durable import replacing
 from tools.proof.bench import figures as documents
-from tools.proof.bench._goals import GOALS, MET, shown
-from tools.proof.bench.figures import AREAS, RESULTS, Bench
+from tools.proof.bench.figures import AREAS, GOALS, MET, RESULTS, Bench, shown
 
 COUNTED = ("proofs", "size", "journal", "chip")  # areas whose figures do not depend on the machine's load
 NOISY_LOAD = 0.5  # cores that other processes keep busy before an area begins
