@@ -112,20 +112,21 @@ HELLO = [(UP, p.connect("b", clean=False)), (DOWN, p.connack())]
 AGAIN = [HELLO[0], (DOWN, p.connack(4, 1))]  # the session is there
 IN = Message(1, 2, 60, acknowledged=True)
 OUT = Message(101, 2, 60)
+CASE = Case("mosquitto", 4, "aio", "mpy", SCENARIOS["qos"])
 
 
 def pub(number, qos, packet_id, dup=False, retain=False):
     return p.publish("t", body(number, 60), qos, packet_id, dup=dup, retain=retain)
 
 
-def got(number, qos=2, retain=False, content=None):
+def got(number, retain=False, content=None):
     content = body(number, 60) if content is None else content
-    return Got(number, qos, retain, len(content), binascii.crc32(content))
+    return Got(number, retain, len(content), binascii.crc32(content))
 
 
 def observed(packets, **more):
     trace = [Seen(direction, content, len(content), 1, 0) for direction, content in [*HELLO, *packets]]
-    return Verdict(level=4, trace=trace, **more)
+    return Verdict(case=CASE, trace=trace, **more)
 
 
 DOWN_FLOW = [(DOWN, pub(1, 2, 7)), (UP, p.ack(p.PUBREC, 7)), (DOWN, p.ack(p.PUBREL, 7)), (UP, p.ack(p.PUBCOMP, 7))]
@@ -201,11 +202,11 @@ TWICE = [body(101, 60)] * 2
         (observed([(UP, b"\x36\x00")]), "the client sent what is malformed", ""),
         (observed([(DOWN, b"\x36\x00")]), "", "the broker sent what is malformed"),
         (observed([], uncleared=[b"x"]), "", "an empty retained message does not clear"),
-        (observed([], failures=["board connect: it failed"]), "board connect: it failed", ""),
-        (Verdict(level=4, refusal=("ConnectRefused", 5)), "", ""),
-        (Verdict(level=4, refusal=("OSError", 0)), "a refusal ends in OSError", ""),
-        (Verdict(level=4, refusal=("", 0)), "a refusal ends in a connection", ""),
-        (Verdict(level=4, **INBOUND), "in: not handed over", ""),
+        (observed([], problems=["board connect: it failed"]), "board connect: it failed", ""),
+        (Verdict(case=CASE, refusal=("ConnectRefused", 5)), "", ""),
+        (Verdict(case=CASE, refusal=("OSError", 0)), "a refusal ends in OSError", ""),
+        (Verdict(case=CASE, refusal=("", 0)), "a refusal ends in a connection", ""),
+        (Verdict(case=CASE, **INBOUND), "in: not handed over", ""),
     ],
 )
 def test_judge_blames_the_right_side_for_a_fault(seen, ours, theirs):
@@ -249,8 +250,7 @@ def test_table_shows_client_failures_and_broker_deviations(tmp_path):
     results = page.Results()
     results.versions["mosquitto"] = "2.0"
     for seen in (observed(DOWN_FLOW, **INBOUND), observed([], **INBOUND)):
-        case = Case("mosquitto", 4, "aio", "mpy", SCENARIOS["qos"])
-        results.verdicts["mosquitto", "qos"].append(judge(replace(seen, case=case)))
+        results.verdicts["mosquitto", "qos"].append(judge(seen))
     table = page.table(results)
     assert "| every QoS, both ways | **1 of 2 failed** (1) |" in table
     assert "1. in: never sends a message that it has acknowledged to the publisher (mosquitto at level 4)" in table

@@ -9,7 +9,7 @@ It parses with the tests' own codec, and knows no sockets.
 
 import binascii
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +19,7 @@ from tools.proof.faults import cases
 from tools.proof.proxy import DOWN, UP, Seen, decoded, packet_lines
 
 MOST_NAMED = 8
+OURS, THEIRS = "the client", "the broker"
 
 
 @dataclass
@@ -36,7 +37,6 @@ class Got:
     """A message that the board's program received."""
 
     number: int
-    qos: int
     retain: bool
     length: int
     crc: int
@@ -53,16 +53,12 @@ class Verdict(cases.Verdict):
         arrived: the payloads that the peer received, in order.
         oversize: lengths of the messages that the board's client skipped and reported.
         left: how many messages it had not delivered at the end.
-        retained_in: numbers that must arrive at the board with RETAIN set; all others without.
         uncleared: payloads that were still retained after the topic was cleared.
-        failures: descriptions of failed steps.
         refusal: class and code of the error after a wrong password.
-        killed: whether the broker was killed.
         trace: the packets, None with TLS.
         told: limits that the client reported.
     """
 
-    level: int
     prefix: str = ""
     strays: list[str] = field(default_factory=list)
     sent_in: dict[int, Message] = field(default_factory=dict)
@@ -71,11 +67,8 @@ class Verdict(cases.Verdict):
     arrived: list[bytes] = field(default_factory=list)
     oversize: list[int] = field(default_factory=list)
     left: int = 0
-    retained_in: Sequence[int] = ()
     uncleared: list[bytes] = field(default_factory=list)
-    failures: list[str] = field(default_factory=list)
     refusal: tuple[str, int] | None = None
-    killed: bool = False
     trace: list[Seen] | None = None
     told: list[str] = field(default_factory=list)
     theirs: list[str] = field(default_factory=list)
@@ -83,7 +76,7 @@ class Verdict(cases.Verdict):
     def note(self, kind: str, words: list[Any]) -> None:
         """Note what the board reported."""
         if kind == "got":
-            topic, head, *rest = words
+            topic, head, _, *rest = words
             if topic.startswith(self.prefix):
                 self.got.append(Got(int(head) if head.isdigit() else 0, *rest))
             else:
@@ -91,14 +84,20 @@ class Verdict(cases.Verdict):
         elif kind == "oversize":
             self.oversize.append(words[0])
         elif kind == "refused":
-            self.failures.append(f"on_refused({words[0]}, {words[1]:#04x})")
+            self.problems.append(f"on_refused({words[0]}, {words[1]:#04x})")
         else:
             super().note(kind, words)
+
+    def blame(self, whose: str, text: str) -> None:
+        """Note a fault once."""
+        found = self.problems if whose == OURS else self.theirs
+        if text not in found:
+            found.append(text)
 
     def details(self) -> list[str]:
         """Return the details, in lines."""
         ended = [f"ended: {text}" for text in self.texts]
-        return [*packet_lines(self.trace or [], self.level), *ended, f"the broker: {self.theirs or 'nothing'}"]
+        return [*packet_lines(self.trace or [], self.case.level), *ended, f"the broker: {self.theirs or 'nothing'}"]
 
 
 def number_of(payload: bytes) -> int:
@@ -117,252 +116,215 @@ class _Wire:
     retain_in: dict[int, bool] = field(default_factory=dict)
     right_in: set[int] = field(default_factory=set)  # its content was right
     order_in: list[int] = field(default_factory=list)  # in which they may be handed over: by PUBLISH or PUBREL
-    passed_out: Counter = field(default_factory=Counter)
-    flows_out: Counter = field(default_factory=Counter)
-    finished_out: set[int] = field(default_factory=set)  # the broker acknowledged it finally
-    unanswered: set[int] = field(default_factory=set)  # the last PUBLISH or PUBREL of it had no answer
-    unanswered_in: set[int] = field(default_factory=set)  # the client left it without PUBACK, PUBREC or PUBCOMP
+    waits_in: dict[int, int] = field(
+        default_factory=dict
+    )  # packet id -> the number that the broker awaits an answer for
     unrepeated: set[int] = field(default_factory=set)  # it had no answer on a connection; no later one had it
     unreleased: set[int] = field(default_factory=set)  # the client sent PUBREC, and no PUBREL followed
-    raised: set[int] = field(default_factory=set)  # came at a higher QoS than it was published with
-    puback_for_2: set[int] = field(default_factory=set)
-    granted: dict[str, int] = field(default_factory=dict)
-    asked: dict[str, int] = field(default_factory=dict)
-    connack: list[int] = field(default_factory=list)
-    broken: list[str] = field(default_factory=list)
-    lost_session: bool = False
+    passed_out: Counter = field(default_factory=Counter)
+    flows_out: Counter = field(default_factory=Counter)
+    waits_out: dict[int, str] = field(default_factory=dict)  # number -> the answer that it waits for, or ""
+    finished_out: set[int] = field(default_factory=set)  # the broker acknowledged it finally
     in_doubt: set[int] = field(default_factory=set)  # past PUBREC when the session was lost: maybe passed on
+    granted: dict[str, int] = field(default_factory=dict)
+    connack: list[int] = field(default_factory=list)
     strays: int = 0  # messages that came on topics that were not asked for
 
 
-def read_wire(trace: list[Seen], level: int, expected: dict[int, Message], prefix: str = "") -> _Wire:
-    """Read a trace; `prefix` is the beginning of every topic of the case."""
-    wire = _Wire(known=True)
-    out_by_id: dict[int, int] = {}  # packet id -> number, of the board's messages
-    out_phase: dict[int, str] = {}  # number -> what it waits for
-    in_phase: dict[int, int] = {}  # packet id -> number of the message for which the broker awaits an answer
-    in_open: dict[int, int] = {}  # the broker's QoS 2 flows: packet id -> number, until PUBREL
+def read_wire(verdict: Verdict) -> _Wire:
+    """Read the trace of a case; note the faults that the packets alone show."""
+    wire, level = _Wire(known=True), verdict.case.level
+    ids_out: dict[int, int] = {}  # packet id -> number, of the board's messages
+    open_in: dict[int, int] = {}  # the broker's QoS 2 flows: packet id -> number, until PUBREL
     asked: set[int] = set()  # numbers for which the broker awaits PUBACK or PUBREC on this connection
     requests: dict[int, list[tuple[str, int]]] = {}
-    clean: dict[int, bool] = {}
-    known = False
-    for seen, packets, wrong in decoded(trace, level):
+    clean = known = False
+    for seen, packets, wrong in decoded(verdict.trace or [], level):
         if wrong:
-            side = "the client" if seen.direction == UP else "the broker"
-            wire.broken.append(f"{side} sent what is malformed: {wrong}")
+            side = OURS if seen.direction == UP else THEIRS
+            verdict.blame(side, f"{side} sent what is malformed: {wrong}")
         for packet in packets:
             if packet.kind == p.PUBLISH:
                 number = number_of(packet.payload)
                 if seen.direction == UP:
                     wire.passed_out[number] += 1
-                    again = packet.dup and out_by_id.get(packet.packet_id) == number
-                    if not again:
-                        wire.flows_out[number] += 1
+                    wire.flows_out[number] += not (packet.dup and ids_out.get(packet.packet_id) == number)
                     if packet.qos:
-                        out_by_id[packet.packet_id] = number
-                        out_phase[number] = "PUBREC" if packet.qos == 2 else "PUBACK"
-                elif not packet.topic.startswith(prefix):
+                        ids_out[packet.packet_id] = number
+                        wire.waits_out[number] = "PUBREC" if packet.qos == 2 else "PUBACK"
+                elif not packet.topic.startswith(verdict.prefix):
                     wire.strays += 1
                 else:
                     wire.passed_in[number] += 1
                     wire.retain_in.setdefault(number, packet.retain)
-                    if packet.qos < 2 and number not in wire.order_in:
-                        wire.order_in.append(number)
-                    if packet.qos != 2 or in_open.get(packet.packet_id) != number:
-                        wire.flows_in[number] += 1
+                    wire.flows_in[number] += packet.qos != 2 or open_in.get(packet.packet_id) != number
                     if packet.qos == 2:
-                        in_open[packet.packet_id] = number
+                        open_in[packet.packet_id] = number
+                    elif number not in wire.order_in:
+                        wire.order_in.append(number)
                     wire.unrepeated.discard(number)
                     if packet.qos:
-                        in_phase[packet.packet_id] = number
+                        wire.waits_in[packet.packet_id] = number
                         asked.add(number)
-                    message = expected.get(number)
+                    message = verdict.sent_in.get(number)
                     if message and packet.qos > message.qos:
-                        wire.raised.add(number)
+                        verdict.blame(THEIRS, "sends messages at a higher QoS than they were published with")
                     if message and packet.payload == body(number, message.size):
                         wire.right_in.add(number)
             elif packet.kind in (p.PUBACK, p.PUBREC, p.PUBCOMP) and seen.direction == DOWN:
-                number = out_by_id.get(packet.packet_id, 0)
-                phase = out_phase.get(number, "")
-                if packet.kind == p.PUBACK and phase == "PUBREC":
-                    wire.puback_for_2.add(number)
+                number = ids_out.get(packet.packet_id, 0)
+                if packet.kind == p.PUBACK and wire.waits_out.get(number) == "PUBREC":
+                    verdict.blame(THEIRS, "answers a QoS 2 PUBLISH by PUBACK")
                 if packet.kind == p.PUBREC and packet.code < 0x80:
-                    out_phase[number] = "PUBCOMP"
+                    wire.waits_out[number] = "PUBCOMP"
                 else:
-                    out_phase[number] = ""
+                    wire.waits_out[number] = ""
                     wire.finished_out.add(number)
             elif packet.kind in (p.PUBACK, p.PUBREC):
-                number = in_phase.pop(packet.packet_id, 0)
+                number = wire.waits_in.pop(packet.packet_id, 0)
                 asked.discard(number)
                 if packet.kind == p.PUBREC:
                     wire.unreleased.add(number)
             elif packet.kind == p.PUBREL and seen.direction == DOWN:
                 # From now on a PUBLISH with this id is another message, even if the PUBCOMP is lost: see MQTT-4.3.3-1.
-                number = in_phase[packet.packet_id] = in_open.pop(packet.packet_id, 0)
+                number = wire.waits_in[packet.packet_id] = open_in.pop(packet.packet_id, 0)
                 wire.unreleased.discard(number)
                 if number and number not in wire.order_in:
                     wire.order_in.append(number)
             elif packet.kind == p.PUBCOMP:
-                in_phase.pop(packet.packet_id, None)
+                wire.waits_in.pop(packet.packet_id, None)
             elif packet.kind == p.SUBSCRIBE:
                 requests[packet.packet_id] = packet.filters
             elif packet.kind == p.SUBACK:
                 for (name, options), code in zip(requests.get(packet.packet_id, []), packet.codes, strict=False):
-                    wire.asked[name], wire.granted[name] = options & 3, code
+                    wire.granted[name] = code
+                    if code != options & 3:
+                        what = "nothing" if code >= 0x80 else f"QoS {code}"
+                        verdict.blame(THEIRS, f"grants {what} where QoS {options & 3} is asked for")
             elif packet.kind == p.CONNECT:
-                in_phase.clear()
+                wire.waits_in.clear()
                 wire.unrepeated |= asked
                 asked.clear()
-                clean[seen.connection] = packet.clean
+                clean = packet.clean
             elif packet.kind == p.CONNACK:
                 wire.connack.append(packet.code)
                 if not packet.code and level != 3:
-                    if known and not packet.session_present and not clean.get(seen.connection):
-                        wire.lost_session = True
-                        wire.in_doubt.update(number for number, phase in out_phase.items() if phase == "PUBCOMP")
+                    if known and not packet.session_present and not clean:
+                        killed = verdict.case.scenario.kills
+                        verdict.blame(THEIRS, "forgets the session" + (" when it is killed" if killed else ""))
+                        wire.in_doubt |= {number for number, answer in wire.waits_out.items() if answer == "PUBCOMP"}
                     known = True
                 if not packet.session_present:
-                    in_open.clear()
-    wire.unanswered_in = set(in_phase.values())
-    wire.unanswered = {number for number, phase in out_phase.items() if phase}
+                    open_in.clear()
     return wire
 
 
 def judge(seen: Verdict) -> Verdict:
     """Find the faults, of the client and of the broker; return the verdict with them."""
-    wire = _Wire() if seen.trace is None else read_wire(seen.trace, seen.level, seen.sent_in, seen.prefix)
-    ours, theirs = seen.problems, seen.theirs
-    for text in wire.broken:
-        (ours if text.startswith("the client") else theirs).append(text)
-    if wire.known:
-        _judge_broker(seen, wire, theirs)
+    wire = _Wire() if seen.trace is None else read_wire(seen)
     if seen.refusal is not None:
-        _judge_refusal(seen, wire)
+        _judge_refusal(seen, wire, *seen.refusal)
         return seen
+    if wire.known and not seen.case.scenario.kills and any("closed by the peer" in text for text in seen.texts):
+        seen.blame(THEIRS, "ends the connection, for no reason that the wire shows")
     if wire.strays if wire.known else seen.strays:
-        theirs.append("sends messages of topics that were not asked for")
+        seen.blame(THEIRS, "sends messages of topics that were not asked for")
     elif seen.strays:
-        ours.append(f"handed over messages of other topics than came: {seen.strays}")
-    _judge_in(seen, wire)
-    _judge_out(seen, wire)
+        seen.blame(OURS, f"handed over messages of other topics than came: {seen.strays}")
+    for way, found in (("in", _faults_in(seen, wire)), ("out", _faults_out(seen, wire))):
+        groups: dict[tuple[str, str], list[int]] = defaultdict(list)
+        for whose, text, number in found:
+            groups[whose, text].append(number)
+        for (whose, text), numbers in groups.items():
+            few = ", ".join(map(str, numbers[:MOST_NAMED])) + (", ..." if len(numbers) > MOST_NAMED else "")
+            seen.blame(whose, f"{way}: {text}: {len(numbers)} messages ({few})")
     if seen.uncleared:
-        theirs.append("an empty retained message does not clear what is retained")
-    ours.extend(seen.failures)
+        seen.blame(THEIRS, "an empty retained message does not clear what is retained")
     return seen
 
 
-def _judge_broker(seen: Verdict, wire: _Wire, theirs: list[str]) -> None:
-    for name, code in sorted(wire.granted.items()):
-        if code != wire.asked[name]:
-            theirs.append(
-                f"grants {'nothing' if code >= 0x80 else f'QoS {code}'} where QoS {wire.asked[name]} is asked for"
-            )
-    if wire.raised:
-        theirs.append("sends messages at a higher QoS than they were published with")
-    if wire.puback_for_2:
-        theirs.append("answers a QoS 2 PUBLISH by PUBACK")
-    if not seen.killed and seen.refusal is None and any("closed by the peer" in text for text in seen.texts):
-        theirs.append("ends the connection, for no reason that the wire shows")
-    if wire.lost_session:
-        theirs.append("forgets the session" + (" when it is killed" if seen.killed else ""))
-
-
-def _judge_refusal(seen: Verdict, wire: _Wire) -> None:
-    name, code = seen.refusal or ("", 0)
+def _judge_refusal(seen: Verdict, wire: _Wire, name: str, code: int) -> None:
     said = [one for one in wire.connack if one]
     if wire.known and not said:
-        seen.theirs.append("closes the connection instead of saying why" if not wire.connack else "takes any password")
+        seen.blame(THEIRS, "closes the connection instead of saying why" if not wire.connack else "takes any password")
         if name != "ConnectionLost":
-            seen.problems.append(f"a connection closed without CONNACK ends in {name}")
+            seen.blame(OURS, f"a connection closed without CONNACK ends in {name}")
         return
     if name != "ConnectRefused":
-        seen.problems.append(f"a refusal ends in {name or 'a connection'}, not in ConnectRefused")
+        seen.blame(OURS, f"a refusal ends in {name or 'a connection'}, not in ConnectRefused")
     elif said and code and code != said[0]:
-        seen.problems.append(f"the broker's code is {said[0]:#04x}, the error's {code:#04x}")
-    if said and said[0] not in ((0x86, 0x87) if seen.level == 5 else (4, 5)):
-        seen.theirs.append(f"refuses a wrong password with code {said[0]:#04x}")
+        seen.blame(OURS, f"the broker's code is {said[0]:#04x}, the error's {code:#04x}")
+    if said and said[0] not in ((0x86, 0x87) if seen.case.level == 5 else (4, 5)):
+        seen.blame(THEIRS, f"refuses a wrong password with code {said[0]:#04x}")
 
 
-def _judge_in(seen: Verdict, wire: _Wire) -> None:
-    """Judge the messages to the board."""
+def _faults_in(seen: Verdict, wire: _Wire) -> Iterator[tuple[str, str, int]]:
+    """Yield the faults in the messages to the board: whose, what, the message's number."""
     taken = Counter(one.number for one in seen.got)
-    groups: dict[tuple[str, str], list[int]] = defaultdict(list)
     for number, message in seen.sent_in.items():
         if not taken[number] and message.size in seen.oversize:
             seen.told = ["skipped and reported"]
         elif not taken[number]:
             if number in wire.unreleased:
-                groups["theirs", "no PUBREL follows PUBREC"].append(number)
+                yield THEIRS, "no PUBREL follows PUBREC", number
             elif number in wire.unrepeated:
-                groups["theirs", "not sent again, though it had no answer"].append(number)
+                yield THEIRS, "not sent again, though it had no answer", number
             elif not wire.known or wire.passed_in[number]:
-                groups["ours", "not handed over"].append(number)
-            elif wire.unanswered_in:
-                groups["ours", "not sent by the broker, which waits for answers to earlier ones"].append(number)
+                yield OURS, "not handed over", number
+            elif wire.waits_in:
+                yield OURS, "not sent by the broker, which waits for answers to earlier ones", number
             else:
                 what = " that it has acknowledged to the publisher" if message.acknowledged else ""
-                groups["theirs", "never sends a message" + what].append(number)
+                yield THEIRS, "never sends a message" + what, number
         elif taken[number] > 1 and message.qos == 2:
             if wire.flows_in[number] < taken[number]:
-                groups["ours", "handed over twice at QoS 2"].append(number)
+                yield OURS, "handed over twice at QoS 2", number
             elif all(code >= 2 for code in wire.granted.values()):
-                groups["theirs", "sends at QoS 2 as a new message once more"].append(number)
+                yield THEIRS, "sends at QoS 2 as a new message once more", number
     for one in seen.got:
         sent = seen.sent_in.get(one.number)
         if sent is None:
-            groups["theirs" if wire.passed_in[one.number] else "ours", "sent by nobody"].append(one.number)
+            yield THEIRS if wire.passed_in[one.number] else OURS, "sent by nobody", one.number
         elif (one.length, one.crc) != (sent.size, binascii.crc32(body(one.number, sent.size))):
-            right = not wire.known or one.number in wire.right_in
-            groups["ours" if right else "theirs", "other content"].append(one.number)
-        wanted = one.number in seen.retained_in
+            yield OURS if not wire.known or one.number in wire.right_in else THEIRS, "other content", one.number
+        wanted = one.number in seen.case.scenario.retained
         if wire.known and one.retain != wanted and taken[one.number] == 1:
-            right = wire.retain_in.get(one.number) == wanted
-            where = "with RETAIN" if one.retain else "without RETAIN"
-            groups["ours" if right else "theirs", f"arrives {where}"].append(one.number)
+            whose = OURS if wire.retain_in.get(one.number) == wanted else THEIRS
+            yield whose, "arrives with RETAIN" if one.retain else "arrives without RETAIN", one.number
     firsts = list(dict.fromkeys(one.number for one in seen.got))
-    for qos in () if seen.killed else (1, 2):  # a killed broker begins again with its database
+    for qos in () if seen.case.scenario.kills else (1, 2):  # a killed broker begins again with its database
         mine = [number for number in firsts if number in seen.sent_in and seen.sent_in[number].qos == qos]
         if mine != sorted(mine):
             if mine == [number for number in wire.order_in if number in mine]:
-                seen.theirs.append(f"QoS {qos} arrives out of order")
+                seen.blame(THEIRS, f"QoS {qos} arrives out of order")
             else:
-                seen.problems.append(f"QoS {qos} handed over out of order")
-    _tell(groups, seen, "in")
+                seen.blame(OURS, f"QoS {qos} handed over out of order")
 
 
-def _judge_out(seen: Verdict, wire: _Wire) -> None:
-    """Judge the messages from the board."""
+def _faults_out(seen: Verdict, wire: _Wire) -> Iterator[tuple[str, str, int]]:
+    """Yield the faults in the messages from the board."""
     arrived = Counter(number_of(payload) for payload in seen.arrived)
-    groups: dict[tuple[str, str], list[int]] = defaultdict(list)
     for number, message in seen.sent_out.items():
         if message.qos and seen.left and number not in seen.delivered:
-            if number in wire.unanswered and number not in wire.finished_out:
-                groups["theirs", "leaves without an answer"].append(number)
+            if wire.waits_out.get(number) and number not in wire.finished_out:
+                yield THEIRS, "leaves without an answer", number
             elif not wire.known or wire.passed_out[number]:
-                groups["ours", "acknowledged, but not reported as delivered"].append(number)
+                yield OURS, "acknowledged, but not reported as delivered", number
             else:
-                groups["ours", "never sent"].append(number)
+                yield OURS, "never sent", number
         if not message.size:
             continue
         if not arrived[number]:
             if number in wire.finished_out:
-                groups["theirs", "acknowledged and never passed on"].append(number)
+                yield THEIRS, "acknowledged and never passed on", number
             elif wire.passed_out[number]:
-                groups["theirs", "not passed on"].append(number)
+                yield THEIRS, "not passed on", number
             else:
-                groups["ours", "did not arrive"].append(number)
+                yield OURS, "did not arrive", number
         elif arrived[number] > 1 and message.qos == 2:
             once = wire.flows_out[number] == 1 or number in wire.in_doubt
-            what = ("theirs", "passed on twice at QoS 2") if once else ("ours", "sent twice at QoS 2")
-            groups[what].append(number)
+            yield (THEIRS, "passed on twice at QoS 2", number) if once else (OURS, "sent twice at QoS 2", number)
     for payload in seen.arrived:
         number = number_of(payload)
         if number in seen.sent_out and payload != body(number, seen.sent_out[number].size):
-            groups["ours", "arrived with other content"].append(number)
-    _tell(groups, seen, "out")
-
-
-def _tell(groups: dict[tuple[str, str], list[int]], seen: Verdict, way: str) -> None:
-    for (whose, text), numbers in groups.items():
-        few = ", ".join(map(str, numbers[:MOST_NAMED])) + (", ..." if len(numbers) > MOST_NAMED else "")
-        (seen.problems if whose == "ours" else seen.theirs).append(f"{way}: {text}: {len(numbers)} messages ({few})")
+            yield OURS, "arrived with other content", number

@@ -89,8 +89,7 @@ class CaseRun:
         self.broker = broker
         self.name = f"b{next(_serial)}"
         scenario = case.scenario
-        self.seen = Verdict(case=case, level=case.level, retained_in=scenario.retained, killed=scenario.kills)
-        self.seen.prefix = f"{self.name}/"
+        self.seen = Verdict(case=case, prefix=f"{self.name}/")
         self.proxy = Proxy(broker.port, watch=True)
         self._directory = directory = broker.directory / "cases" / str(case).replace("/", "-")
         self._peer = Peer(broker.port, f"{self.name}p", not scenario.kills, broker.user, PASSWORD)
@@ -120,9 +119,8 @@ class CaseRun:
                         await getattr(self, f"_{step[0]}_step")(*step[1:])
                 await asyncio.sleep(QUIET_S)
         except (BrokerFailed, BoardFailed, ProgramEnded, TimeoutError) as failed:
-            self.seen.failures.append(
-                f"{' '.join(map(str, step[:2])) or 'the peer'}: {str(failed) or 'no end in time'}"
-            )
+            who = " ".join(map(str, step[:2])) or "the peer"
+            self.seen.problems.append(f"{who}: {str(failed) or 'no end in time'}")
         finally:
             await self._end()
         if not scenario.secure:
