@@ -189,45 +189,8 @@ def follow_chain(sectors: Sequence[Sector]) -> list[Sector]:
     return chain[::-1]
 
 
-@dataclass
-class States:
-    """The real journal's view: sequence -> state of each message of the window, later ones, keys of held messages, totals."""
-
-    messages: dict[int, str]
-    queue: range
-    held: list[int]
-    sums: dict[str, int]
-
-
-def mount_copy(content: bytes, sector_bytes: int) -> States:
-    """Mount the journal on a copy; return which messages are waiting, held or finished.
-
-    Raises:
-        FlashMqttError: the journal does not mount.
-    """
-    journal = Journal(RamRegion(len(content) // sector_bytes, sector_bytes, 256, bytearray(content)))
-    low, end = journal.low, journal.next_seq
-    messages = {}
-    for seq in range(low, min(end, low + layout.WINDOW)):
-        if not journal.is_finished(seq):
-            marked = ", marked" if journal.is_marked(seq) else ""
-            messages[seq] = ("waiting" if journal.length(seq) else "no body") + marked
-    queue = range(max(low + layout.WINDOW, journal.floor), end)
-    held = journal.held()
-    sums = {
-        "boots": journal.boot - 1,
-        "next sequence": end,
-        "low": low,
-        "waiting": journal.waiting,
-        "held": len(held),
-        "dropped": journal.dropped,
-        "damaged": journal.damaged,
-    }
-    return States(messages, queue, held, sums)
-
-
-def set_states(chain: Sequence[Sector], states: States) -> None:
-    """Set the state of each MESSAGE and HELD record."""
+def set_states(chain: Sequence[Sector], journal: Journal) -> None:
+    """Set the state of each MESSAGE and HELD record, by a journal that is mounted on a copy."""
     begun: dict[tuple[int, int], list[Record]] = {}
     held: dict[int, list[Record]] = {}
     for sector in chain:
@@ -250,13 +213,18 @@ def set_states(chain: Sequence[Sector], states: States) -> None:
                     older.state = "released"
                 held[record.key] = pieces
             for one in pieces:
-                one.state = "begun" if not complete else _state(record, states)
+                one.state = "begun" if not complete else _state(record, journal)
 
 
-def _state(record: Record, states: States) -> str:
+def _state(record: Record, journal: Journal) -> str:
     if record.type == layout.HELD:
-        return "held" if record.key in states.held else "released"
-    return states.messages.get(record.seq, "waiting" if record.seq in states.queue else "finished")
+        return "held" if record.key in journal.held() else "released"
+    seq = record.seq
+    if seq >= journal.low + layout.WINDOW:
+        return "waiting" if journal.floor <= seq < journal.next_seq else "finished"
+    if seq >= journal.next_seq or journal.is_finished(seq):
+        return "finished"
+    return ("waiting" if journal.length(seq) else "no body") + (", marked" if journal.is_marked(seq) else "")
 
 
 def report(content: bytes, sector_bytes: int, *, everything: bool = False) -> tuple[str, bool]:
@@ -267,30 +235,31 @@ def report(content: bytes, sector_bytes: int, *, everything: bool = False) -> tu
     ]
     chain = follow_chain(sectors)
     parts = []
-    states = None
+    journal = None
     try:
-        states = mount_copy(content, sector_bytes)
+        journal = Journal(RamRegion(len(sectors), sector_bytes, 256, bytearray(content)))
     except FlashMqttError as error:
         parts.append(f"The journal does not mount: {type(error).__name__}: {error}")
     if not chain:
         parts.insert(0, "No sector has a journal.")
-        states = None
-    if states is not None:
-        set_states(chain, states)
-        sums = dict(states.sums)
+        journal = None
+    if journal is not None:
+        set_states(chain, journal)
         wear = [sector.fields["erases"] for sector in sectors if sector.fields]
-        sums["erases of a sector, least"] = min(wear)
-        sums["erases of a sector, most"] = max(wear)
+        sums = {"boots": journal.boot - 1, "next sequence": journal.next_seq, "low": journal.low}
+        sums |= {"waiting": journal.waiting, "held": len(journal.held())}
+        sums |= {"dropped": journal.dropped, "damaged": journal.damaged}
+        sums |= {"erases of a sector, least": min(wear), "erases of a sector, most": max(wear)}
         rows = [(name, f"{value:,}") for name, value in sums.items()]
         notes = [chain[-1].note, *(record.body for record in chain[-1].records if record.type == layout.NOTE)]
         if notes[-1].strip(b"\xff"):
             rows.append(("note", notes[-1].hex(" ")))
         parts.append(_table(("journal", ""), rows, "<>"))
     parts.append(_sectors(sectors, sector_bytes))
-    parts.append(_records(sectors, states is not None, everything))
-    if states is not None and states.messages:
+    parts.append(_records(sectors, journal is not None, everything))
+    if journal is not None and journal.low < journal.next_seq:
         parts.append(UNNOTED)
-    return "\n\n".join(part for part in parts if part), states is not None
+    return "\n\n".join(part for part in parts if part), journal is not None
 
 
 def _sectors(sectors: Sequence[Sector], sector_bytes: int) -> str:
