@@ -20,9 +20,12 @@ from app.configuration import KEYS, SECRETS, ConfigurationError, check, complain
 from tools.bootstrap import ROOT
 from tools.deploy.certificates import Tls
 
+# Keys of [broker] with files on this machine; the board gets their paths on the board.
+TLS_FILES = ("ca", "cert", "key")
+TLS_KEYS = ("tls", *TLS_FILES)
 # table -> its keys
 TABLES = {
-    "broker": ("host", "port", "level", "user", "password", "keep_alive_s", "window", "longest_pause_s"),
+    "broker": ("host", "port", "level", "user", "password", "keep_alive_s", "window", "longest_pause_s", *TLS_KEYS),
     "wifi": ("ssid", "password", "country"),
     "device": ("id", "watchdog_s", "status_s", "log"),
     "readings": ("interval_s", "health_s", "when_full"),
@@ -40,9 +43,6 @@ BOARD_KEYS: dict[str, tuple[str, float]] = {
     "readings.interval_s": ("interval_ms", 1000),
     "journal.kib": ("sectors", 1 / 4),
 }
-# Keys of [broker] with files on this machine; the board gets their paths on the board.
-TLS_FILES = ("ca", "cert", "key")
-TLS_KEYS = ("tls", *TLS_FILES)
 TLS_PORT = 8883
 ENVIRONMENT = {"password": "FLASHMQTT_WIFI_PASSWORD", "broker_password": "FLASHMQTT_BROKER_PASSWORD"}
 HIDDEN = "(hidden)"
@@ -106,13 +106,9 @@ def _toml_hint(text: str, error: str) -> str:
     lines = text.rstrip().split("\n")
     line = lines[int(found[1] or len(lines)) - 1] if found else ""
     name = line.partition("=")[0].partition("#")[0].strip()
-    known = {*TABLES, *(key for table in TABLES for key in _keys(table)), "sensors", *SENSOR_KEYS, "pin"}
+    known = {*TABLES, *(key for table in TABLES for key in TABLES[table]), "sensors", *SENSOR_KEYS, "pin"}
     hint = next((hint for words, hint in TOML_HINTS.items() if error.startswith(words)), "")
     return (f", {name!r}" if name.strip("[]") in known else "") + (f": {hint}" if hint else "")
-
-
-def _keys(table: str) -> list[str]:
-    return [*TABLES[table], *(TLS_KEYS if table == "broker" else ())]
 
 
 def _quoted(value: object) -> str:
@@ -139,10 +135,16 @@ def board_key(table: str, key: str) -> tuple[str, float]:
     return BOARD_KEYS.get(f"{table}.{key}", (key, 1))
 
 
-def _one(table: str, key: str, value: Any, secrets_allowed: bool) -> tuple[str, object]:
-    """Return the board's key and value for one key of a file."""
+def _one(folder: Path, table: str, key: str, value: Any, secrets_allowed: bool) -> tuple[str, object]:
+    """Return the board's key and value for one key of a file; of TLS, the key and the setting."""
     if key not in TABLES[table]:
-        raise ConfigurationError(f"[{table}] has no key {_quoted(key)}{_near(key, _keys(table))}")
+        raise ConfigurationError(f"[{table}] has no key {_quoted(key)}{_near(key, TABLES[table])}")
+    if key == "tls" and not isinstance(value, bool):
+        raise _refused("broker.tls", value, "true or false; broker.ca is the key for the authority's file")
+    if key in TLS_FILES and (not isinstance(value, str) or "\0" in value):
+        raise _refused(f"broker.{key}", value, "the name of a file")
+    if key in TLS_KEYS:
+        return key, value if key == "tls" else folder / value if value else None
     name, factor = board_key(table, key)
     rule = KEYS[name]
     if factor == 1:
@@ -165,30 +167,14 @@ def _one(table: str, key: str, value: Any, secrets_allowed: bool) -> tuple[str, 
     return name, value if factor == 1 else math.ceil(value * factor) if factor < 1 else round(value * factor)
 
 
-def _tls(folder: Path, content: dict) -> dict:
-    """Remove the TLS keys from [broker]; return them."""
-    found: dict = {}
-    for key in TLS_KEYS:
-        value = content.pop(key, None)
-        if key == "tls":
-            if not isinstance(value, bool | None):
-                raise _refused("broker.tls", value, "true or false; broker.ca is the key for the authority's file")
-            found |= {} if value is None else {key: value}
-        elif value is not None and (not isinstance(value, str) or "\0" in value):
-            raise _refused(f"broker.{key}", value, "the name of a file")
-        elif value:
-            found[key] = folder / value
-    return found
-
-
-def _checked_tls(found: dict) -> Tls:
-    """Return the TLS settings.
+def _checked_tls(given: dict) -> Tls:
+    """Take the TLS settings out of the keys that were given; return them.
 
     Raises:
         ConfigurationError: the keys contradict each other.
     """
-    tls = Tls(found.get("tls", False), *(found.get(key) for key in TLS_FILES))
-    named = [key for key in TLS_FILES if key in found]
+    tls = Tls(given.pop("tls", False), *(given.pop(key, None) for key in TLS_FILES))
+    named = [key for key in TLS_FILES if getattr(tls, key)]
     if named and not tls.on:
         raise ConfigurationError(f"config.toml: broker.{named[0]} is set, but TLS is off: set broker.tls = true")
     if bool(tls.cert) != bool(tls.key):
@@ -294,7 +280,7 @@ def _is_ipv6(text: str) -> bool:
     return True
 
 
-def _flat(tables: dict, secrets_allowed: bool) -> dict:
+def _flat(folder: Path, tables: dict, secrets_allowed: bool) -> dict:
     flat: dict = {}
     for table, content in tables.items():
         if table == "sensors":
@@ -303,14 +289,14 @@ def _flat(tables: dict, secrets_allowed: bool) -> dict:
             _check_sensors(content)
             flat["sensors"] = content
         elif table not in TABLES and not isinstance(content, dict | list):
-            places = " or ".join(f"[{one}]" for one in TABLES if table in _keys(one)) or "a table's heading"
+            places = " or ".join(f"[{one}]" for one in TABLES if table in TABLES[one]) or "a table's heading"
             raise ConfigurationError(f"{table!r} is above the first table: write it below {places}")
         elif table not in TABLES:
             raise ConfigurationError(f"unknown table [{table}]{_near(table, [*TABLES, 'sensors'])}")
         elif not isinstance(content, dict):
             raise ConfigurationError(f"{table} has to be a table, [{table}]")
         else:
-            flat.update(_one(table, key, value, secrets_allowed) for key, value in content.items())
+            flat.update(_one(folder, table, key, value, secrets_allowed) for key, value in content.items())
     return flat
 
 
@@ -326,17 +312,14 @@ def load(folder: Path, environment: Mapping[str, str] = os.environ) -> tuple[dic
     if not path.exists():
         raise ConfigurationError(f"{path} does not exist: copy boards/config.example.toml there and fill it in")
     given: dict = {}
-    found: dict = {}
     for one, secrets_allowed in ((path, False), (folder / "config.local.toml", True)):
         if one is path or one.exists():
             tables = _read(one)
             try:
-                if isinstance(tables.get("broker"), dict):
-                    found |= _tls(folder, tables["broker"])
-                given |= _flat(tables, secrets_allowed)
+                given |= _flat(folder, tables, secrets_allowed)
             except ConfigurationError as error:
                 raise ConfigurationError(f"{one.name}: {error}") from None
-    tls = _checked_tls(found)
+    tls = _checked_tls(given)
     given |= tls.paths()
     if tls.on:
         given.setdefault("port", TLS_PORT)
