@@ -29,6 +29,10 @@ MQTT_PACKET = "mqtt-packet@9.0.2"
 Json = dict[str, Any]
 
 BINARY = (0x09, 0x16)
+# Our name of a field -> mqtt-packet's, of those with the same values.
+SAME = {name: name for name in ("topic", "qos", "dup", "retain", "clean")}
+SAME |= {"client_id": "clientId", "keep_alive_s": "keepalive", "user": "username"}
+SAME |= {"packet_id": "messageId", "codes": "granted", "session_present": "sessionPresent"}
 BOOLEAN = (0x01, 0x17, 0x19, 0x25, 0x28, 0x29, 0x2A)
 
 
@@ -60,22 +64,14 @@ def payload_hex(payload: "str | Json") -> str:
 def second_packet(vector: Json, names: Json) -> Json:
     """Return the packet of a vector in mqtt-packet's form."""
     fields, level = vector["fields"], vector["level"]
-    packet: Json = {"cmd": vector["put"]}
+    code = fields.get("code", 0)
+    packet: Json = {"cmd": vector["put"], "reasonCode": code, "returnCode": code}
+    packet |= {second: fields[first] for first, second in SAME.items() if first in fields}
     if "properties" in fields:
         packet["properties"] = second_properties(fields["properties"], names)
-    if "packet_id" in fields:
-        packet["messageId"] = fields["packet_id"]
-    packet["reasonCode"] = packet["returnCode"] = fields.get("code", 0)
     if vector["put"] == "connect":
-        packet |= {
-            "protocolId": "MQIsdp" if level == 3 else "MQTT",
-            "protocolVersion": level,
-            "clean": fields.get("clean", True),
-            "clientId": fields["client_id"],
-            "keepalive": fields.get("keep_alive_s", 0),
-        }
-        if "user" in fields:
-            packet["username"] = fields["user"]
+        protocol = {"protocolId": "MQIsdp" if level == 3 else "MQTT", "protocolVersion": level}
+        packet = {"clean": True, "keepalive": 0} | protocol | packet
         if "password" in fields:
             packet["password"] = {"$hex": fields["password"]}
         if "will_topic" in fields:
@@ -88,10 +84,7 @@ def second_packet(vector: Json, names: Json) -> Json:
             if "will_properties" in fields:
                 packet["will"]["properties"] = second_properties(fields["will_properties"], names)
     elif vector["put"] == "publish":
-        packet |= {key: fields.get(key, 0) for key in ("qos", "dup", "retain")}
-        packet |= {"topic": fields["topic"], "payload": {"$hex": payload_hex(fields["payload"])}}
-    elif vector["put"] == "connack":
-        packet["sessionPresent"] = fields["session_present"]
+        packet = {"qos": 0, "dup": 0, "retain": 0} | packet | {"payload": {"$hex": payload_hex(fields["payload"])}}
     elif vector["put"] == "subscribe":
         packet["subscriptions"] = [
             {"topic": topic, "qos": o & 3, "nl": bool(o & 4), "rap": bool(o & 8), "rh": o >> 4}
@@ -99,10 +92,6 @@ def second_packet(vector: Json, names: Json) -> Json:
         ]
     elif vector["put"] == "unsubscribe":
         packet["unsubscriptions"] = fields["filters"]
-    if "codes" in fields:
-        packet["granted"] = fields["codes"]
-    if "dup" in fields:
-        packet["dup"] = fields["dup"]
     return packet
 
 
