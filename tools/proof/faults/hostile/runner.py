@@ -103,30 +103,24 @@ class Verdict(Reported):
         wanted = " or ".join(sorted(error or "nothing" for error in allowed))
         numbers = [one for one in self.handed if isinstance(one, int)]
         code, right_code = self.seen.disconnect_code, self._disconnect_code(first)
-        rules = [
-            (self.failure, self.failure),
-            (not self.seen.done, "the moment never came"),
-            (first not in allowed, f"answered by {first or 'nothing'}, not by {wanted}"),
-            (set(errors) - _NAMED, f"errors without a name: {sorted(set(errors) - _NAMED)}"),
-            ("bad" in self.handed, "a message was delivered that must not be"),
-            (1 not in numbers or numbers.count(2) != 1 or numbers.count(3) > 1, f"took {numbers}"),
-            (
-                sorted(self.delivered + self.doubtful) != every,
-                f"reported as delivered {self.delivered}, as in doubt {self.doubtful}",
-            ),
-            (
-                # A late CONNACK may have said that the session was lost, and then a message past PUBREC was, too.
-                any(number % 2 or not self.gave_up for number in self.doubtful),
-                f"in doubt without a reason: {self.doubtful}",
-            ),
-            (sorted(set(there)) != every, f"the broker has {there}"),
-            (there.count(2) > 1 or there.count(4) > 1, f"a QoS 2 message came twice: {there}"),
-            (
-                self.case.level == 5 and code != right_code,
-                f"{first or 'no error'}: {_disconnect(code)}, not {_disconnect(right_code)}",
-            ),
+        # A late CONNACK may have said that the session was lost, and then a message past PUBREC was, too.
+        odd_doubt = any(number % 2 or not self.gave_up for number in self.doubtful)
+        told = f"reported as delivered {self.delivered}, as in doubt {self.doubtful}"
+        said = f"{first or 'no error'}: {_disconnect(code)}, not {_disconnect(right_code)}"
+        problems = [
+            self.failure,
+            not self.seen.done and "the moment never came",
+            first not in allowed and f"answered by {first or 'nothing'}, not by {wanted}",
+            set(errors) - _NAMED and f"errors without a name: {sorted(set(errors) - _NAMED)}",
+            "bad" in self.handed and "a message was delivered that must not be",
+            (1 not in numbers or numbers.count(2) != 1 or numbers.count(3) > 1) and f"took {numbers}",
+            sorted(self.delivered + self.doubtful) != every and told,
+            odd_doubt and f"in doubt without a reason: {self.doubtful}",
+            sorted(set(there)) != every and f"the broker has {there}",
+            (there.count(2) > 1 or there.count(4) > 1) and f"a QoS 2 message came twice: {there}",
+            self.case.level == 5 and code != right_code and said,
         ]
-        return [*self.seen.problems, *(text for is_broken, text in rules if is_broken)]
+        return [*self.seen.problems, *(str(text) for text in problems if text)]
 
 
 _NAMED = set().union(*(wrong.allowed(moment) for wrong in WRONGS for moment in wrong.moments)) - {""}
