@@ -155,24 +155,16 @@ def which_board(found: dict, board: str, path: str) -> str:
     """
     if found["name"] != "micropython":
         raise Failure(f"{path}: the board runs {found['name']}, not MicroPython: see boards/*/README.md.")
+    machine, version = found["machine"], ".".join(map(str, found["version"]))
+    kinds = {(port, ending): name for name, (port, _, ending, _) in build.BOARDS.items()}
     right = next(
-        (
-            name
-            for name, (platform, _, ending, _) in build.BOARDS.items()
-            if platform == found["platform"] and found["machine"].endswith(ending)
-        ),
-        "",
+        (name for (port, end), name in kinds.items() if port == found["platform"] and machine.endswith(end)), ""
     )
     if board and (not right or board not in ("auto", right)):
         kind = "a known board" if board == "auto" else f"{'an' if board.startswith('e') else 'a'} {board}"
-        hint = (
-            f" Use BOARD={right}."
-            if right
-            else f" Known boards: {', '.join(build.BOARDS)}; boards/README.md explains how to add one."
-        )
-        raise Failure(f"{path}: the board is a {found['machine']}, not {kind}.{hint}")
+        known = f"Known boards: {', '.join(build.BOARDS)}; boards/README.md explains how to add one."
+        raise Failure(f"{path}: the board is a {machine}, not {kind}. {f'Use BOARD={right}.' if right else known}")
     if found["version"][:2] < OLDEST:
-        version = ".".join(map(str, found["version"]))
         raise Failure(
             f"MicroPython {version} on {path} is too old: {OLDEST[0]}.{OLDEST[1]} or newer is needed "
             "(boards/*/README.md explain how to install it)."

