@@ -58,13 +58,13 @@ def run_plans(names: tuple[str, ...]) -> tuple[int, list[tuple[str, str]]]:
             continue
         stats = enumerate_plan(plan)
         cuts += stats.cuts
-        broken += [(f"adversary/{plan.name}", text) for _, _, text in stats.broken]
+        broken += [(f"adversary/{plan.name}", text) for text in stats.broken]
         print(
             f"adversary {plan.name}: {stats.cuts:,} cuts, {stats.boots:,} boots, states after each cut {stats.states}, "
             f"{len(stats.broken)} broken",
             flush=True,
         )
-        for _, _, text in stats.broken[:3]:
+        for text in stats.broken[:3]:
             print(f"    {text}", flush=True)
     return cuts, broken
 

@@ -318,31 +318,53 @@ def start_state(plan):
     return tuple(region.state), model.freeze()
 
 
-class Case:
-    """One state, and all programs and readings of a boot in it."""
+class Level:
+    """The states of a plan after so many cuts: all programs and readings of a boot in each of them."""
 
-    def __init__(self, plan, state, frozen, level, last, used):
-        self.plan, self.state, self.frozen, self.level = plan, state, frozen, level
-        self.last, self.used = last, used
-        self.letters = plan.letters[min(level, len(plan.letters) - 1)]
-        self.steps = 0 if last else plan.steps[min(level, len(plan.steps) - 1)]
+    def __init__(self, plan, number, states):
+        self.plan, self.number, self.states = plan, number, states
+        self.last = number == plan.cuts
+        self.letters = plan.letters[min(number, len(plan.letters) - 1)]
+        self.steps = 0 if self.last else plan.steps[min(number, len(plan.steps) - 1)]
+        self.seen: set = set()  # states that a cut of this process left
+        self.used: set = set()  # journals that this process used to the end
         self.children: list = []
         self.boots = 0
 
-    def run(self):
-        """Mount in every reading, and run every program. Raises Lost."""
+    def share(self, numbers):
+        """Run some of the states; return (boots, cuts, states that the cuts left, errors)."""
+        found, broken = [], []
+        self.boots = cuts = 0
+        for number in numbers:
+            self.children = []
+            state, frozen = self.states[number]
+            try:
+                self.run(state, frozen, self.last and (number % 8 == 0 or len(self.states) < 10000))
+            except Lost as error:
+                broken.append(str(error))
+            cuts += len(self.children)
+            for child in self.children:
+                if (key := key_of(*child)) not in self.seen:
+                    self.seen.add(key)
+                    found.append(child)
+            if len(broken) > 3:
+                break
+        return self.boots, cuts, found, broken
+
+    def run(self, state, frozen, works):
+        """Mount a state in every reading, and run every program; if it `works`, also use the journal. Raises Lost."""
         path: list | None = []
         while path is not None:
             self.boots += 1
-            model = Model.thaw(self.frozen)
+            model = Model.thaw(frozen)
             region = Cells(self.plan.sectors, self.plan.sector_bytes, self.plan.page)
-            region.load(self.state, path, model)
+            region.load(state, path, model)
             region.children = None if self.last else self.children
             try:
                 journal = mount(region, self.plan.policy)
                 check(journal, model)
-                driver = Driver(journal, model, self.level + 1)
-                if self.used is not None and (key := everything(driver)) not in self.used:
+                driver = Driver(journal, model, self.number + 1)
+                if works and (key := everything(driver)) not in self.used:
                     self.used.add(key)
                     work_on(driver)
             except BREAKS as error:
@@ -352,7 +374,7 @@ class Case:
 
     def _fail(self, region, program, error):
         text = "%s, cut %d: readings %s, program %r: %r"
-        raise Lost(text % (self.plan.name, self.level, region.path[: region.chosen], program, error)) from error
+        raise Lost(text % (self.plan.name, self.number, region.path[: region.chosen], program, error)) from error
 
     def _go(self, driver, program):
         """Try every next step, in every reading."""
@@ -375,35 +397,16 @@ class Case:
                 path = region.next_path(before.chosen)
 
 
-_work: dict = {}
+_level: list = []  # the processes of a pool share it
 
 
-def _chunk(numbers):
-    """Run a share of a level's states; a process of the pool does this."""
-    plan, level, states = _work["plan"], _work["level"], _work["states"]
-    last = level == plan.cuts
-    seen, used = _work.setdefault("seen", set()), _work.setdefault("used", set())
-    found, broken = [], []
-    boots = cuts = 0
-    for number in numbers:
-        state, frozen = states[number]
-        case = Case(
-            plan, state, frozen, level, last, used if last and (number % 8 == 0 or len(states) < 10000) else None
-        )
-        try:
-            case.run()
-        except Lost as error:
-            broken.append((number, str(error)))
-        boots += case.boots
-        cuts += len(case.children)
-        for state, frozen in case.children:
-            key = hash((tuple(map(canonical, state)), frozen))
-            if key not in seen:
-                seen.add(key)
-                found.append((state, frozen))
-        if len(broken) > 3:
-            break
-    return boots, cuts, found, broken
+def _share(numbers):
+    return _level[0].share(numbers)
+
+
+def key_of(state, frozen):
+    """Return a hash of a state and its promises."""
+    return hash((tuple(map(canonical, state)), frozen))
 
 
 def enumerate_plan(plan, jobs=0):
@@ -411,31 +414,26 @@ def enumerate_plan(plan, jobs=0):
     stats = RunStats()
     states = [start_state(plan)]
     jobs = jobs or os.cpu_count() or 1
-    for level in range(plan.cuts + 1):
+    for number in range(plan.cuts + 1):
         stats.states.append(len(states))
-        _work.clear()
-        _work.update(plan=plan, level=level, states=states)
+        _level[:] = [Level(plan, number, states)]
         size = max(1, min(100, len(states) // (jobs * 4)))
         shares = [range(i, min(i + size, len(states))) for i in range(0, len(states), size)]
         merged: dict = {}
         with contextlib.ExitStack() as stack:
-            results: Iterable = map(_chunk, shares)
+            results: Iterable = map(_share, shares)
             if jobs > 1 and len(states) >= 20:  # a fork of a process with threads can hang
-                results = stack.enter_context(children.pool(jobs)).imap_unordered(_chunk, shares)
+                results = stack.enter_context(children.pool(jobs)).imap_unordered(_share, shares)
             for boots, cuts, found, broken in results:
                 stats.boots += boots
                 stats.cuts += cuts
                 for state, frozen in found:
-                    key = hash((tuple(map(canonical, state)), frozen))
-                    if key not in merged:
+                    if (key := key_of(state, frozen)) not in merged:
                         state = tuple(_intern.setdefault(s, s) for s in state)
                         merged[key] = (state, _intern.setdefault(frozen, frozen))
-                for number, text in broken:
-                    stats.broken.append((level, states[number], text))
-                if stats.broken:
-                    break
-        if stats.broken:
-            break
+                stats.broken += broken
+                if broken:
+                    return stats
         states = list(merged.values())
     return stats
 
