@@ -71,13 +71,7 @@ class Peer:
 
     def send(self, topic: str, payload: bytes, qos: int, retain: bool = False) -> asyncio.Future:
         """Publish; the future is done when the broker has acknowledged the message (at QoS 0: at once)."""
-        if not qos:
-            assert self._writer is not None
-            self._writer.write(p.publish(topic, payload, retain=retain))
-            future = asyncio.get_running_loop().create_future()
-            future.set_result(None)
-            return future
-        packet_id = self._id()
+        packet_id = self._id() if qos else 0
         return self._answered(packet_id, p.publish(topic, payload, qos, packet_id, retain=retain), resend=True)
 
     @property
@@ -121,9 +115,11 @@ class Peer:
 
     def _answered(self, packet_id: int, packet: bytes, resend: bool) -> asyncio.Future:
         future = asyncio.get_running_loop().create_future()
-        self._awaited[packet_id] = future
-        if resend:
+        if not packet_id:
+            future.set_result(None)
+        elif resend:
             self._session.unanswered[packet_id] = packet
+        self._awaited[packet_id] = future
         if self._up.is_set() and self._writer is not None and not self._waiting:
             self._writer.write(packet)
         else:
@@ -138,7 +134,7 @@ class Peer:
                 codec = p.Reader()
                 while chunk := await reader.read(65536):
                     for packet in codec.feed(chunk):
-                        self._take(packet)
+                        self._take(packet, self._writer)
             except OSError:
                 pass
             self._up.clear()
@@ -146,8 +142,7 @@ class Peer:
                 self._writer.close()
             await asyncio.sleep(RETRY_S)
 
-    def _take(self, packet: p.Packet) -> None:
-        assert self._writer is not None
+    def _take(self, packet: p.Packet, writer: asyncio.StreamWriter) -> None:
         self._taken += packet.kind != p.PINGRESP
         if packet.kind == p.CONNACK:
             if packet.code:
@@ -155,19 +150,19 @@ class Peer:
             if not packet.session_present:
                 self._session.held.clear()
                 for topic_filter in self._filters:
-                    self._writer.write(p.subscribe(self._id(), [topic_filter]))
+                    writer.write(p.subscribe(self._id(), [topic_filter]))
             self._unsent.clear()  # they are among the repetitions
             # A broker answers in order: after the answer to PINGREQ the subscriptions are active.
-            self._writer.write(self._session.repetitions() + p.PING)
+            writer.write(self._session.repetitions() + p.PING)
         elif packet.kind == p.PINGRESP:
             if not self._up.is_set():
-                self._writer.write(b"".join(self._unsent))
+                writer.write(b"".join(self._unsent))
             self._up.set()
             self._pong.set()
         else:
             if packet.kind == p.PUBLISH and self._session.is_new(packet):
                 self.received[packet.topic].append(packet.payload)
-            self._writer.write(self._session.answer(packet))
+            writer.write(self._session.answer(packet))
             if packet.kind in (p.PUBACK, p.PUBCOMP, p.SUBACK):
                 future = self._awaited.pop(packet.packet_id, None)
                 if future is not None and not future.done():
