@@ -213,7 +213,7 @@ def _measured(image, kind, case, before=""):
         f"import chip\nfrom flashmqtt.flash.block import BlockRegion\n{before}"
         f"print(chip.measure({case!r}, 3, lambda: BlockRegion(chip.Memory({str(image)!r}))))"
     )
-    path = f".frozen:{codec.module_path()}:{chip.DEVICE.parent}"
+    path = f".frozen:{codec.PATH}:{chip.DEVICE.parent}"
     return ast.literal_eval(program.ran([program.MICROPYTHON, "-X", "heapsize=2M", "-c", script], path).stdout)
 
 

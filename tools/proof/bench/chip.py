@@ -22,7 +22,7 @@ from flashmqtt.journal import journal
 from tools.deploy import build
 from tools.flashsim.nor import PAGE_BYTES, SECTOR_BYTES
 from tools.flashsim.pico import FLASH_BYTES, EmulatedPico
-from tools.proof.bench.codec import executed, peer_path
+from tools.proof.bench.codec import PEER, executed
 from tools.proof.bench.figures import Bench, committed
 from tools.proof.program import MICROPYTHON
 
@@ -79,7 +79,7 @@ NO_IMAGE = "FLASHMQTT_UF2 names no image of a plain Pico: nothing was measured o
 def files(march: str) -> dict[str, bytes]:
     """Return the emulated board's files: the library as `make deploy` compiles it, umqtt.simple, and the cases."""
     library = build.packed({f"/lib/{path[:-3]}.mpy": source for path, source in build.library().items()}, march)
-    simple = (peer_path() / "umqtt" / "simple.py").read_text()
+    simple = (PEER / "umqtt" / "simple.py").read_text()
     return {
         **{path.lstrip("/"): content for path, content in library.items()},
         "lib/umqtt/simple.mpy": build.compiled("umqtt.simple", simple, march),

@@ -17,23 +17,10 @@ from tools.proof.program import MICROPYTHON, ran
 DEVICE = Path(__file__).parent / "on_board" / "codec.py"
 CASES = ("encode0", "encode1", "decode0", "decode1")
 MESSAGES = 4000
-
-
-def peer_path() -> Path:
-    """Return the folder that contains the package umqtt."""
-    return Path(sysconfig.get_path("purelib"))
-
-
-def module_path() -> str:
-    """Return MICROPYPATH with flashmqtt and umqtt."""
-    return f"{ROOT / 'firmware'}:{peer_path()}"
-
-
-def command(*arguments: object) -> list[object]:
-    """Return the command that runs the board's side, with a heap of a board's size: in a larger heap, the search for free
-    blocks and the garbage collection take longer.
-    """
-    return [MICROPYTHON, "-X", "heapsize=320K", DEVICE, *arguments]
+PEER = Path(sysconfig.get_path("purelib"))  # contains the package umqtt
+PATH = f"{ROOT / 'firmware'}:{PEER}"  # MICROPYPATH with flashmqtt and umqtt
+# A heap of a board's size: in a larger heap, the search for free blocks and the garbage collection take longer.
+COMMAND = [MICROPYTHON, "-X", "heapsize=320K", DEVICE]
 
 
 def executed(arguments: Sequence[object], path: str) -> int:
@@ -47,13 +34,12 @@ def executed(arguments: Sequence[object], path: str) -> int:
 
 def instructions(what: str) -> float:
     """Return the instructions that a number of messages takes: the difference of two runs, so that the start cancels out."""
-    path = module_path()
-    return executed(command(what, 2 * MESSAGES), path) - executed(command(what, MESSAGES), path)
+    return executed([*COMMAND, what, 2 * MESSAGES], PATH) - executed([*COMMAND, what, MESSAGES], PATH)
 
 
 def heap(what: str) -> int:
     """Return the heap that a message allocates."""
-    return int(ran(command(what, 0), module_path()).stdout)
+    return int(ran([*COMMAND, what, 0], PATH).stdout)
 
 
 def run(bench: Any) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from flashmqtt.flash.block import BlockRegion
 from flashmqtt.journal.journal import Journal
 from tools.flashsim.nor import NorFlash
-from tools.proof.bench.codec import module_path
+from tools.proof.bench.codec import PATH
 from tools.proof.bench.figures import Bench
 from tools.proof.program import MICROPYTHON, ran
 
@@ -73,4 +73,4 @@ def run(bench: Bench) -> None:
 def heap_growth_bytes() -> int:
     """Return how much more heap 10,000 stored messages take than 10, on MicroPython."""
     with tempfile.TemporaryDirectory() as directory:
-        return int(ran([MICROPYTHON, "-X", "heapsize=320K", DEVICE, f"{directory}/flash"], module_path()).stdout)
+        return int(ran([MICROPYTHON, "-X", "heapsize=320K", DEVICE, f"{directory}/flash"], PATH).stdout)

@@ -21,7 +21,7 @@ from tools.bootstrap import ROOT
 from tools.broker import Broker
 from tools.children import Child
 from tools.proof import packets as p
-from tools.proof.bench.codec import module_path
+from tools.proof.bench.codec import PATH as LIBRARIES
 from tools.proof.bench.figures import Bench
 from tools.proof.device import END
 from tools.proof.faults.peer import Peer
@@ -30,7 +30,7 @@ from tools.proof.program import MICROPYTHON, Program, holds
 from tools.proof.proxy import Proxy
 
 DEVICE = Path(__file__).parent / "on_board" / "session.py"
-PATH = f".frozen:{module_path()}:{ROOT}"
+PATH = f".frozen:{LIBRARIES}:{ROOT}"
 DEADLINE_S = 120
 KEEP_ALIVE_S = 4
 # A board's heap, in 64-bit words. In a heap of megabytes umqtt.simple's garbage is not collected during a measurement, and each

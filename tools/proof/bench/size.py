@@ -6,7 +6,7 @@ that has the library frozen if FLASHMQTT_FROZEN32 does.
 """
 
 from tools.deploy import build
-from tools.proof.bench.codec import peer_path
+from tools.proof.bench.codec import PEER
 from tools.proof.bench.figures import Bench
 from tools.proof.check import size as ledger
 
@@ -17,7 +17,7 @@ def run(bench: Bench) -> None:
     """Measure the sizes."""
     bench.progress("size: compiling")
     blocking = ledger.measured(None)["programs"][BLOCKING]
-    simple = build.compiled("umqtt.simple", (peer_path() / "umqtt" / "simple.py").read_text(), ledger.BOARD)
+    simple = build.compiled("umqtt.simple", (PEER / "umqtt" / "simple.py").read_text(), ledger.BOARD)
     bench.figure("size.mpy_bytes", blocking["mpy_bytes"])
     bench.figure("size.heap_import_bytes", blocking["heap_64"])
     bench.figure("size.umqtt_simple.mpy_bytes", len(simple))
