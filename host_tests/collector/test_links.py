@@ -101,7 +101,8 @@ async def collect_through_cut(directory, broker_port, cut):
         await crash()
         start()
 
-    proxy = await Proxy(broker_port, plan=[cut], action=crash_and_start).start()
+    trace = []
+    proxy = await Proxy(broker_port, plan=[cut], action=crash_and_start, watch=trace.append).start()
     start()
     deadline = time.monotonic() + DEADLINE_S
     quiet_since, seen = time.monotonic(), None
@@ -113,7 +114,7 @@ async def collect_through_cut(directory, broker_port, cut):
     ):
         assert time.monotonic() < deadline, f"{cut}: {collectors[-1].store.stored} rows, {len(proxy.made)} cuts"
         await asyncio.sleep(0.02)
-        now = (len(proxy.trace), len(collectors))
+        now = (len(trace), len(collectors))
         if now != seen:
             seen, quiet_since = now, time.monotonic()
     await crash()

@@ -129,7 +129,7 @@ def test_black_hole_passes_nothing_and_stays_open():
     asyncio.run(_through_a_proxy(scenario))
 
 
-def _planned(*cuts, passed):
+def _planned(*cuts, passed, **more):
     """Let a client send PUBLISH twice through a proxy to an echo; return the received bytes, the kind of end, and the proxy.
 
     It waits PATIENCE_S for expected bytes and for the end of a cut connection, but only QUIET_S to find that no more bytes come.
@@ -138,7 +138,7 @@ def _planned(*cuts, passed):
 
     async def run():
         server = await asyncio.start_server(_echo, "127.0.0.1", 0)
-        proxy = await Proxy(server.sockets[0].getsockname()[1], plan=[Cut.parse(cut) for cut in cuts]).start()
+        proxy = await Proxy(server.sockets[0].getsockname()[1], plan=[Cut.parse(cut) for cut in cuts], **more).start()
         came, end = b"", "open"
         try:
             reader, writer = await asyncio.open_connection("127.0.0.1", proxy.port)
@@ -187,8 +187,9 @@ def test_planned_cut_passes_exactly_the_bytes_before_its_place(cut, passed, mann
 
 
 def test_proxy_trace_lists_the_passed_packets():
-    _, _, proxy = _planned("up9.before.rst", passed=18)
-    assert [(seen.direction, seen.type, seen.passed, seen.connection) for seen in proxy.trace] == [
+    trace = []
+    _planned("up9.before.rst", passed=18, watch=trace.append)
+    assert [(seen.direction, seen.type, seen.passed, seen.connection) for seen in trace] == [
         ("up", 3, 9, 1),
         ("down", 3, 9, 1),
     ] * 2

@@ -346,8 +346,8 @@ def publish_through(port, count):
 
 
 def test_proxy_capture_of_our_client_has_no_violations(tmp_path):
-    async def scenario(broker_port, file):
-        proxy = await Proxy(broker_port, random.Random(1), capture=file).start()
+    async def scenario(broker_port, watch):
+        proxy = await Proxy(broker_port, random.Random(1), watch=watch).start()
         publishing = asyncio.ensure_future(asyncio.to_thread(publish_through, proxy.port, 60))
         for cut in (proxy.cut, proxy.cut_inside_a_packet, proxy.cut):
             while not publishing.done() and not proxy.connected:
@@ -359,8 +359,8 @@ def test_proxy_capture_of_our_client_has_no_violations(tmp_path):
         return proxy.connections
 
     file = tmp_path / "captures" / "run.jsonl"
-    with Broker(tmp_path / "broker") as broker:
-        connections = asyncio.run(scenario(broker.port, file))
+    with Broker(tmp_path / "broker") as broker, capture.written(file) as watch:
+        connections = asyncio.run(scenario(broker.port, watch))
     with open(file, "rb") as opened:
         found = list(capture.read(opened, file.name, []))
     assert len({one.connection for one in found}) <= connections

@@ -28,6 +28,7 @@ from tools.pipeline import run as pipeline
 from tools.proof.board import VirtualBoard
 from tools.proof.program import holds
 from tools.proof.proxy import Proxy
+from tools.proof.wire.capture import written
 
 START_S = 60  # of the collector; the broker may be down meanwhile
 STALLED_S = 120
@@ -118,21 +119,12 @@ class Collector(Child):
 def command_line(name: str, doc: str, folder_name: str, interval_ms: int) -> argparse.ArgumentParser:
     """Return a parser with the arguments of every run of the chain that goes on to the tables."""
     parser = parser_of(f"tools.proof.{name}", doc)
-    parser.add_argument(
-        "--interval-ms", type=number(int, 10, 60_000), default=interval_ms, help="between two samples of a sensor"
-    )
-    parser.add_argument(
-        "--seed",
-        type=int,
-        default=int.from_bytes(os.urandom(4), "big"),
-        help="draw the same faults as an earlier run; their moments still vary",
-    )
-    parser.add_argument(
-        "--output",
-        type=folder,
-        default=ROOT / "runs" / time.strftime(folder_name),
-        help="folder of all files; default: a new folder below runs/",
-    )
+    add = parser.add_argument
+    add("--interval-ms", type=number(int, 10, 60_000), default=interval_ms, help="between two samples of a sensor")
+    seed = int.from_bytes(os.urandom(4), "big")
+    add("--seed", type=int, default=seed, help="draw the same faults as an earlier run; their moments still vary")
+    output = ROOT / "runs" / time.strftime(folder_name)
+    add("--output", type=folder, default=output, help="folder of all files; default: a new folder below runs/")
     return parser
 
 
@@ -287,8 +279,9 @@ class Chain:
             self.collector = Collector(self._directory / "collector", self.collector_proxy.port)
             stack.push_async_callback(self.collector.stop)
             for within, name in folders:
-                file = self._directory / "captures" / f"{name}.jsonl" if capture else None
-                proxy = Proxy(self.broker.port, self.rng, capture=file)
+                proxy = Proxy(self.broker.port, self.rng)
+                if capture:
+                    proxy.watch = stack.enter_context(written(self._directory / "captures" / f"{name}.jsonl"))
                 stack.push_async_callback(proxy.stop)
                 await proxy.start()
                 place = self._directory / within

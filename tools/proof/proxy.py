@@ -1,10 +1,6 @@
 """A TCP proxy on loopback that simulates a bad link: it delays bytes, cuts a connection at a chosen packet or inside one, or
 keeps a connection open without passing anything.
 
-With `capture` it writes the traffic to a file that the wire audit reads (`make wire-audit`): one JSON object a line,
-`{"t": microseconds, "c": "connection", "d": "up" or "down", "b": "hex"}`. The file also has bytes that passed, and that a reset
-then discarded from the receiver's buffers.
-
 It passes whole packets, and finds their boundaries with the tests' codec, which shares no mistake with the product's. It counts
 its cuts. It knows nothing of sessions.
 
@@ -21,15 +17,12 @@ from __future__ import annotations
 
 import asyncio
 import collections
-import json
 import random
 import socket
 import struct
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TextIO
 
 from tools.proof.packets import Packet, Reader, Wrong, packet_end
 
@@ -165,8 +158,7 @@ class Proxy:
         delay_s: the delay of every byte, one way; a round trip takes twice as long.
         plan: cuts to make, one after the other.
         action: what a cut of manner "action" awaits.
-        watch: keep `trace`, a list of the received packets; implied by a plan.
-        capture: a file to append the traffic to.
+        watch: called with each packet that it received, before it passes it on.
 
     Attributes:
         connections, cuts, cuts_inside_a_packet: how many there were.
@@ -179,19 +171,17 @@ class Proxy:
         delay_s: float = 0.0,
         plan: list[Cut] | None = None,
         action: Callable[[], Coroutine[None, None, None]] | None = None,
-        watch: bool = False,
-        capture: Path | None = None,
+        watch: Callable[[Seen], object] = lambda seen: None,
     ):
         self.target = target
         self.port = 0
         self.connections = self.cuts = self.cuts_inside_a_packet = 0
         self._refusing: set[str] = set()  # the reasons
         self.delay_s = delay_s
-        self.trace: list[Seen] = []
         self.made: list[Cut] = []
         self._acting: asyncio.Future | None = None
         self._plan = collections.deque(plan or [])
-        self._watch = watch or bool(plan)  # else a long run would keep all its packets
+        self.watch = watch
         self._seen = {UP: 0, DOWN: 0}
         self._action = action
         self._rng = rng or random.Random()
@@ -200,12 +190,6 @@ class Proxy:
         self._server: asyncio.Server | None = None
         self._stopped = False
         self._made_s = time.monotonic()
-        self._capture: TextIO | None = None
-        if capture is not None:
-            capture.parent.mkdir(parents=True, exist_ok=True)
-            # Buffered by lines, so that a killed run leaves complete lines. It is closed in stop().
-            self._capture = open(capture, "a", buffering=1)  # noqa: SIM115
-            self._run = time.time_ns()
 
     async def start(self) -> Proxy:
         """Listen on a free port."""
@@ -220,9 +204,6 @@ class Proxy:
             self._server.close()
         self.cut()
         await asyncio.gather(*self._accepted, return_exceptions=True)
-        if self._capture is not None:
-            self._capture.close()
-            self._capture = None
         if self._acting is not None:
             await self._acting
 
@@ -256,17 +237,6 @@ class Proxy:
         """Keep every connection open, but pass nothing in either direction."""
         for link in self._links:
             link.swallow = True
-
-    def _note(self, link: _Link, direction: str, content: bytes) -> None:
-        """Write passed bytes to the capture."""
-        if self._capture is not None and content:
-            line = {
-                "t": time.time_ns() // 1000,
-                "c": f"{self._run:x}.{link.number}",
-                "d": direction,
-                "b": content.hex(),
-            }
-            self._capture.write(json.dumps(line, separators=(",", ":")) + "\n")
 
     def _begin(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         # Python 3.11 prints a traceback if a task of its own is cancelled.
@@ -340,10 +310,8 @@ class Proxy:
         self._seen[direction] += 1
         cut = self._due(link, direction)
         passes = cut.passes(len(packet), self._rng) if cut else len(packet)
-        if self._watch:
-            at_s = time.monotonic() - self._made_s
-            self.trace.append(Seen(direction, packet, passes, link.number, len(self.made), at_s))
-        self._note(link, direction, packet[:passes])
+        at_s = time.monotonic() - self._made_s
+        self.watch(Seen(direction, packet, passes, link.number, len(self.made), at_s))
         write(packet[:passes])
         if cut is None:
             return False

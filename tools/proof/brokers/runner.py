@@ -24,7 +24,7 @@ from tools.proof.device import ANSWER_S, TURN_MS, body
 from tools.proof.faults.peer import Peer
 from tools.proof.faults.runner import settings
 from tools.proof.program import BoardFailed, Program, ProgramEnded, holds
-from tools.proof.proxy import Proxy
+from tools.proof.proxy import Proxy, Seen
 
 FACES = ("client", "aio")
 INTERPRETERS = ("cpy", "mpy")
@@ -90,7 +90,9 @@ class CaseRun:
         self.name = f"b{next(_serial)}"
         scenario = case.scenario
         self.seen = Verdict(case=case, prefix=f"{self.name}/")
-        self.proxy = Proxy(broker.port, watch=True)
+        trace: list[Seen] = []
+        self.seen.trace = None if scenario.secure else trace
+        self.proxy = Proxy(broker.port, watch=trace.append)
         self._directory = directory = broker.directory / "cases" / str(case).replace("/", "-")
         self._peer = Peer(broker.port, f"{self.name}p", not scenario.kills, broker.user, PASSWORD)
         self._board = Program(case.interpreter, directory, case.scenario.heap, f"{ROOT / 'firmware'}:{ROOT}")
@@ -123,8 +125,6 @@ class CaseRun:
             self.seen.problems.append(f"{who}: {str(failed) or 'no end in time'}")
         finally:
             await self._end()
-        if not scenario.secure:
-            self.seen.trace = self.proxy.trace
         return judge(self.seen)
 
     async def _end(self) -> None:

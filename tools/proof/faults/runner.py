@@ -157,7 +157,8 @@ class Worker:
         peer.begin()
         outcome = Outcome(case=case)
         name = f"c{next(_serial)}"
-        proxy = Proxy(broker.port, plan=list(case.cuts), action=lambda: self._restart(broker, case, proxy), watch=True)
+        plan, watch = list(case.cuts), outcome.trace.append
+        proxy = Proxy(broker.port, plan=plan, action=lambda: self._restart(broker, case, proxy), watch=watch)
         await asyncio.gather(proxy.start(), peer.resumed())
         try:
             program = self.program(case.interpreter.removesuffix("aio"))
@@ -165,8 +166,8 @@ class Worker:
             outcome.failure = await failure_of(following, CASE_S)
         finally:
             await proxy.stop()
-        outcome.trace, outcome.made = proxy.trace, len(proxy.made)
-        outcome.wire = audit(case, proxy.trace, outcome.gave_up)
+        outcome.made = len(proxy.made)
+        outcome.wire = audit(case, outcome.trace, outcome.gave_up)
         outcome.problems = judge(outcome)
         return outcome
 
@@ -179,22 +180,17 @@ class Worker:
         image = self.directory / f"{name}.flash" if case.store == "journal" else None
         aio = case.interpreter.endswith("aio")
         more = {"face": "aio" if aio else "client", "window": case.window, "republish": case.broker != "lostdrop"}
-        sending: list[asyncio.Task] = []
+        settled = asyncio.Event()
+        sending = asyncio.ensure_future(self._send(case, inbound(topic, case), peer, proxy, settled))
         program.note = outcome.note
         try:
             await program.start(settings(name, proxy.port, case.level, image, **more))
-            outcome.connections, outcome.heap = await play(
-                program,
-                topic,
-                case,
-                lambda: sending.append(asyncio.ensure_future(self._send(case, inbound(topic, case), peer, proxy))),
-                again=case.flow == "in" or (aio and case.flow == "both"),
-                patient=aio or case.flow == "both",
-            )
+            both = case.flow == "both"
+            again, patient = case.flow == "in" or (aio and both), aio or both
+            outcome.connections, outcome.heap = await play(program, topic, case, settled.set, again, patient)
         finally:
-            for task in sending:
-                task.cancel()
-            await asyncio.gather(*sending, return_exceptions=True)
+            sending.cancel()
+            await asyncio.gather(sending, return_exceptions=True)
             if image:
                 image.unlink(missing_ok=True)
         if case.flow != "in":
@@ -204,8 +200,9 @@ class Worker:
             peer.unsubscribe(topic)
             outcome.received = [int(body.split(b";")[0]) for body in peer.received.pop(topic) if body != b"0;end"]
 
-    async def _send(self, case: Case, topic: str, peer: Peer, proxy: Proxy) -> None:
-        """Send the numbered messages to the device, and then "end"."""
+    async def _send(self, case: Case, topic: str, peer: Peer, proxy: Proxy, settled: asyncio.Event) -> None:
+        """Send the numbered messages to the device, when it has subscribed, and then "end"."""
+        await settled.wait()
         for number in range(1, case.count + 1):
             peer.send(topic, f"{number};".encode().ljust(case.size, b"."), case.qos)
         peer.send(topic, b"end", case.qos or 1)

@@ -3,19 +3,23 @@
 It reads only what a wire audit needs: Ethernet, Linux cooked, loopback or raw IP; IPv4 and IPv6; TCP, up to 2 GB each way. It
 skips everything else, and an incomplete packet at the end of a file.
 
-A JSON capture comes from tools/proof/proxy.py, and has the bytes of both directions in order:
-`{"t": microseconds, "c": "connection", "d": "up" or "down", "b": "hex"}`; "up" is from the client to the broker.
+A JSON capture is what `written` made of the traffic of tools/proof/proxy.py. It has the bytes of both directions in order:
+`{"t": microseconds, "c": "connection", "d": "up" or "down", "b": "hex"}`; "up" is from the client to the broker. It also has
+bytes that passed, and that a reset then discarded from the receiver's buffers.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import struct
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from tools.command import Failure
-from tools.proof.proxy import DOWN, UP
+from tools.proof.proxy import DOWN, UP, Seen
 
 SYN = 2
 ETHERNET = 1
@@ -32,6 +36,22 @@ class Piece(NamedTuple):
     position: int  # TCP sequence number; in a JSON capture the offset in the stream
     syn: bool
     content: bytes
+
+
+@contextlib.contextmanager
+def written(path: Path) -> Iterator[Callable[[Seen], None]]:
+    """Yield a proxy's `watch` that appends the traffic to a file, which is made if missing."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    run = time.time_ns()
+    # Buffered by lines, so that a killed run leaves complete lines.
+    with path.open("a", buffering=1) as file:
+
+        def write(seen: Seen) -> None:
+            line = {"t": time.time_ns() // 1000, "c": f"{run:x}.{seen.connection}", "d": seen.direction}
+            line["b"] = seen.content[: seen.passed].hex()
+            print(json.dumps(line, separators=(",", ":")), file=file)
+
+        yield write
 
 
 def read(file: BinaryIO, name: str, ports: Iterable[int]) -> Iterator[Piece]:
