@@ -339,11 +339,8 @@ def check_imports(found: dict) -> None:
 def foreign_files(link: Link, found: dict) -> list[str]:
     """Return those names in "/" that flashmqtt uses, and that belong to another program: files or folders."""
     files = found["files"]
-    foreign = [
-        name
-        for name, sign in (("main.py", MARK), ("board.py", CONTRACT))
-        if name in files and sign not in link.run(_FIRST_LINE % f"/{name}")
-    ]
+    signs = {name: sign for name, sign in (("main.py", MARK), ("board.py", CONTRACT)) if name in files}
+    foreign = [name for name, sign in signs.items() if sign not in link.run(_FIRST_LINE % f"/{name}")]
     is_ours = "main.py" not in foreign and ("main.py" in files or DEPLOYING.lstrip("/") in files)
     if not is_ours and not link.run(_FIRST_LINE % "/app/application.mpy"):
         foreign += [name for name in OF_APPLICATION if name in files]
@@ -386,21 +383,16 @@ def deploy(arguments: argparse.Namespace) -> None:
             size = sum(len(image[name]) for name in copy)
             new = sum(name not in there for name in copy)
             changed, unchanged = len(copy) - new, len(image) - len(copy)
-            report_line(
-                "files",
-                f"{len(image)}: {new} new, {changed} changed, {unchanged} as they are; {size / 1000:.1f} KB to copy",
-            )
+            counts = f"{new} new, {changed} changed, {unchanged} as they are"
+            report_line("files", f"{len(image)}: {counts}; {size / 1000:.1f} KB to copy")
             replaced = [name for name in copy if name in there]
             found["free"] += freed_bytes(link, remove + replaced)
             sizes = {name: _blocks(len(image[name])) for name in copy}
             # While a file is replaced, both are there.
             check_room(found, config, sum(sizes.values()) + max((sizes[name] for name in replaced), default=0))
             if foreign and not arguments.dry_run:
-                names = ", ".join(foreign)
-                question = (
-                    f"The board has files that are not flashmqtt's: {names}. Add .before to their names and continue?"
-                )
-                if not ask(question, arguments.yes):
+                own = f"The board has files that are not flashmqtt's: {', '.join(foreign)}."
+                if not ask(f"{own} Add .before to their names and continue?", arguments.yes):
                     raise Failure("Stopped; nothing was changed.")
             if arguments.dry_run:
                 for name in foreign:
@@ -481,14 +473,11 @@ def prepare_journal(link: Link, sectors: int) -> None:
         where = 'firmware/TROUBLESHOOTING.md, "The store"; boards/check.py checks a board.py of your own'
         raise Failure(f"The journal can't be allocated: {error} ({where})") from error
     pinned = kind == "PinnedFiles"
-    report_line(
-        "journal", f"{count * size // 1024} KB {'pinned in the file system' if pinned else 'in its own partition'}"
-    )
+    where = "pinned in the file system" if pinned else "in its own partition"
+    report_line("journal", f"{count * size // 1024} KB {where}")
     if pinned and count != sectors:
-        report_line(
-            "",
-            f"made earlier; for {sectors * size // 1024} KB, as in config.toml: make wipe JOURNAL=1, then make deploy",
-        )
+        wanted = f"{sectors * size // 1024} KB, as in config.toml"
+        report_line("", f"made earlier; for {wanted}: make wipe JOURNAL=1, then make deploy")
         report_line("", "(this deletes messages that are not yet delivered)")
 
 
@@ -518,6 +507,7 @@ def wait_for_delivery(link: Link, started: float, timeout_s: float, board_file: 
     for line in (explained(line, board_file) for line in link.lines(timeout_s)):
         words = line.split()
         numbers = _numbers(words)
+        after = f"{time.monotonic() - started:.1f} s after the reset"
         if numbers.get("connects") == 0:  # so the broker has refused nothing yet
             before.setdefault("dropped", numbers.get("dropped", 0))
         in_traceback = line.startswith("Traceback") or (in_traceback and reason.startswith(("Traceback", " ")))
@@ -539,15 +529,11 @@ def wait_for_delivery(link: Link, started: float, timeout_s: float, board_file: 
             if words[1:] and words[1].isdigit() and int(words[1]) <= before["stored"]:
                 link.listen_until = time.monotonic() + timeout_s
                 continue  # an older message: there may be thousands
-            report_line(
-                "delivered", f"message {' '.join(words[1:])}, {time.monotonic() - started:.1f} s after the reset"
-            )
+            report_line("delivered", f"message {' '.join(words[1:])}, {after}")
             return
         elif words[:1] == ["status"] and _all_delivered(numbers, before):
             # It was delivered before the port was open again.
-            report_line(
-                "delivered", f"everything stored, {time.monotonic() - started:.1f} s after the reset at the latest"
-            )
+            report_line("delivered", f"everything stored, {after} at the latest")
             return
         elif line == REPL:
             ended = True

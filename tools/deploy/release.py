@@ -135,12 +135,8 @@ def release(target: Path) -> None:
 def main(argv: list[str] | None = None) -> int:
     """Run the command; return the exit status."""
     parser = parser_of("tools.deploy.release", __doc__)
-    parser.add_argument(
-        "--into",
-        type=folder,
-        default=ROOT / "dist",
-        help="the folder (default: dist); an earlier release in it is deleted",
-    )
+    what = "the folder (default: dist); an earlier release in it is deleted"
+    parser.add_argument("--into", type=folder, default=ROOT / "dist", help=what)
     release(parser.parse_args(argv).into)
     return 0
 

@@ -114,16 +114,11 @@ async def apply_faults(arguments: argparse.Namespace, chain: Chain) -> None:
 def parse(argv: list[str] | None) -> argparse.Namespace:
     """Return the arguments of the command line."""
     parser = command_line("run", __doc__, "%Y%m%d-%H%M%S", INTERVAL_MS)
-    parser.add_argument(
-        "--readings", type=number(int, 1), default=1000, help="messages to publish, each with a reading of every sensor"
-    )
-    parser.add_argument("--cuts", type=number(int, 0, MOST_FAULTS), default=20, help="power cuts")
-    parser.add_argument(
-        "--link-cuts", type=number(int, 0, MOST_FAULTS), default=10, help="cuts of the network connection"
-    )
-    parser.add_argument(
-        "--collector-kills", type=number(int, 0, MOST_FAULTS), default=3, help="times the collector is killed"
-    )
+    add, faults = parser.add_argument, number(int, 0, MOST_FAULTS)
+    add("--readings", type=number(int, 1), default=1000, help="messages, each with a reading of every sensor")
+    add("--cuts", type=faults, default=20, help="power cuts")
+    add("--link-cuts", type=faults, default=10, help="cuts of the network connection")
+    add("--collector-kills", type=faults, default=3, help="times the collector is killed")
     return parser.parse_args(argv)
 
 

@@ -92,13 +92,8 @@ def network_strength():
 
 def journal_region(sectors, feed=None):
     """Return the whole simulated chip."""
-    flash = FileNorFlash(
-        "flash.bin",
-        int(getenv("FLASHMQTT_FLASH_BYTES") or 65536),
-        intent="flash.intent",
-        time_scale=float(getenv("FLASHMQTT_FLASH_TIME") or 1.0),
-    )
-    return BlockRegion(flash)
+    size, time_scale = int(getenv("FLASHMQTT_FLASH_BYTES") or 65536), float(getenv("FLASHMQTT_FLASH_TIME") or 1.0)
+    return BlockRegion(FileNorFlash("flash.bin", size, intent="flash.intent", time_scale=time_scale))
 
 
 def sensors():

@@ -211,17 +211,10 @@ def measured(interpreter32: Path | None) -> dict:
     heap64, loaded = heap_bytes(MICROPYTHON, "x64")
     # Packages may have no file.
     loaded = {name: [module for module in modules if module in sizes] for name, modules in loaded.items()}
-    result: dict = {
-        "mpy_bytes": dict(sorted(sizes.items())),
-        "programs": {
-            name: {
-                "modules": len(modules),
-                "mpy_bytes": sum(sizes[module] for module in modules),
-                "heap_64": heap64[name],
-            }
-            for name, modules in loaded.items()
-        },
-    }
+    result: dict = {"mpy_bytes": dict(sorted(sizes.items())), "programs": {}}
+    for name, modules in loaded.items():
+        size = sum(sizes[module] for module in modules)
+        result["programs"][name] = {"modules": len(modules), "mpy_bytes": size, "heap_64": heap64[name]}
     if interpreter32:
         heap32, _ = heap_bytes(interpreter32, "x86")
         for name, value in heap32.items():

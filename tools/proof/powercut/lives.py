@@ -135,12 +135,8 @@ def on_chip(number, boots=60):
 def on_cells(number):
     """Run a life on marginal cells."""
     rng = random.Random(number)
-    cells = Marginal(
-        rng,
-        rng.choice((4, 5, 6, 16, 24, 40, 64)),
-        rng.choice((1024, 1024, 1024, 2048, 4096)),
-        (256, 64, 32, 1)[number % 4],
-    )
+    sizes = rng.choice((4, 5, 6, 16, 24, 40, 64)), rng.choice((1024, 1024, 1024, 2048, 4096))
+    cells = Marginal(rng, *sizes, (256, 64, 32, 1)[number % 4])
     words, policy = rng.choice(WORDS[1:]), rng.choice((REFUSE, REFUSE, DROP_OLDEST))
     return live(rng, cells, policy, words, (0, 1, 2, 3, 6, 12, 40, 300), rng.choice((5, 6, 8, 12)))
 
