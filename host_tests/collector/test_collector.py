@@ -29,9 +29,9 @@ from host_tests.waiting import until, until_async
 from tools import broker as brokers
 from tools.collector import collector as collector_module
 from tools.collector import sealer
-from tools.collector.collector import Collector, CollectorError, Settings
+from tools.collector.collector import READ_BYTES, Collector, CollectorError, Settings
 from tools.collector.health import Health
-from tools.collector.oversize import OversizeDecoder
+from tools.collector.oversize import OversizeDecoder, encode_varint
 from tools.collector.runs import PUBREC_WINDOW
 from tools.command import Failure, serve_metrics
 from tools.landing import parquet, seal
@@ -979,7 +979,20 @@ async def test_row_numbers_go_on_without_logs_also_behind_an_empty_segment(tmp_p
     assert [(row["segment"], row["row"]) for row in sealed(tmp_path)] == [(1, 1), (3, 2)]
 
 
-@pytest.mark.req("P1")
+@in_a_loop
+async def test_drain_ends_only_when_all_that_arrived_was_read(tmp_path):
+    """A process that was stopped for a minute finds the messages of that minute in its socket."""
+    async with collecting(tmp_path, drain_s=50.0, commit_count=1) as (broker, collector):
+        await broker.accept()
+        await broker.exchange(publish(b"0", 1, 1), ack(PUBACK, 1))
+        collector._last_message -= 60
+        for packet_id in (2, 3):  # each longer than one read
+            body = b"\x00\x01t" + packet_id.to_bytes(2) + bytes(READ_BYTES)
+            broker.send(bytes((0x32,)) + encode_varint(len(body)) + body)
+        assert [await broker.packet() for _ in range(2)] == [ack(PUBACK, 2), ack(PUBACK, 3)]
+    assert len(sealed(tmp_path)) == 3
+
+
 @in_a_loop
 async def test_long_message_within_the_limit_lands_whole(tmp_path):
     payload = os.urandom(700_000)

@@ -339,13 +339,13 @@ class Collector:
                     await self._write(sock)
                 return
             self._check_segment()
-            self._check_drain()
             wait_s = min(connection.check(ticks_ms()) / 1000, LONGEST_WAIT_S)
             if self.inbound.wants_turn:
                 await self._process_all(sock)
             if connection.output.end:
                 continue
             if not await self._read(sock):
+                self._check_drain()
                 await self._readable(sock, wait_s)
             await asyncio.sleep(0)  # let the sealer's tasks and signal handlers run
 
