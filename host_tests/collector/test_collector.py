@@ -993,6 +993,7 @@ async def test_drain_ends_only_when_all_that_arrived_was_read(tmp_path):
     assert len(sealed(tmp_path)) == 3
 
 
+@pytest.mark.req("P1")
 @in_a_loop
 async def test_long_message_within_the_limit_lands_whole(tmp_path):
     payload = os.urandom(700_000)
