@@ -37,7 +37,9 @@ def test_missing_last_segment_is_noticed_by_the_number_of_the_log(landing, tmp_p
     assert source.sealed(directory) == {"c": 3}
     source.check_last(directory, source.latest(directory), {"c": 3}, {})
     (landing.directory / parquet.file_name("c", 3)).unlink()
-    with pytest.raises(source.LandingError, match=r"c-000000003\.parquet is missing from the landing: restore it"):
+    with pytest.raises(
+        source.LandingError, match=r"c-000000003\.parquet is missing from the landing: restore what is missing"
+    ):
         source.check_last(directory, source.latest(directory), source.sealed(directory), {"c": 2})
     source.check_last(directory, source.latest(directory), source.sealed(directory), {"c": 3})  # read, then deleted
 

@@ -263,9 +263,9 @@ def test_segments_lost_after_the_last_one_read_are_reported(local, landing, out,
     with pytest.raises(LandingError) as raised:
         stream.run_batch(local, {"c": 4}, directory, output, 2, checkpoint, 1)
     assert str(raised.value) == (
-        "segment c-000000003.parquet is missing from the landing: restore it. If it is lost, make an empty one instead"
-        f" (python -m tools.landing.parquet --landing {directory.uri} --collector c --number 3); the audit then lists its"
-        " messages as missing"
+        "segment c-000000003.parquet is missing from the landing: restore what is missing. If it is lost, make an empty segment"
+        f" for each number (python -m tools.landing.parquet --landing {directory.uri} --collector c --number 3); the audit then"
+        " lists the messages as missing"
     )
     parquet.write_segment(landing.directory, "c", 3, parquet.SCHEMA.empty_table())
     stream.run_batch(local, {"c": 4}, directory, output, 2, checkpoint, 1)
@@ -274,16 +274,22 @@ def test_segments_lost_after_the_last_one_read_are_reported(local, landing, out,
 
 @pytest.mark.req("P3")
 def test_first_segments_lost_before_the_first_run_are_reported(local, landing, out):
-    landing.raw("x/temperature", b"1")
-    landing.seal().unlink()
-    landing.raw("x/temperature", b"2")
-    landing.seal()
-    output = Output(str(out))
+    for value in (b"1", b"2", b"3"):
+        landing.raw("x/temperature", value)
+        last = landing.seal()
+        if value != b"3":
+            last.unlink()
+    output, directory = Output(str(out)), Storage(str(landing.directory))
     output.prepare(2)
-    with pytest.raises(LandingError, match=r"segment c-000000001\.parquet is missing from the landing: restore it"):
-        stream.run_batch(local, {"c": 2}, Storage(str(landing.directory)), output, 2, "one", 0)
-    with pytest.raises(LandingError, match=r"segment b-000000001\.parquet is missing from the landing: restore it"):
-        stream.run_batch(local, {"b": 2}, Storage(str(landing.directory)), output, 2, "one", 0)
+    with pytest.raises(LandingError, match=r"segment b-000000001\.parquet is missing from the landing: restore"):
+        stream.run_batch(local, {"b": 1}, directory, output, 2, "one", 0)
+    with pytest.raises(
+        LandingError, match=r"2 segments from c-000000001\.parquet on are missing .* --number 1 --count 2\)"
+    ):
+        stream.run_batch(local, {"c": 3}, directory, output, 2, "one", 0)
+    assert parquet.main(["--landing", directory.uri, "--collector", "c", "--number", "1", "--count", "2"]) == 0
+    commit = stream.run_batch(local, {"c": 3}, directory, output, 2, "one", 0)
+    assert commit.rows["readings"] == 1
 
 
 def test_missing_segment_is_named_and_read_once_it_is_restored(spark, five, tmp_path, out):
@@ -295,8 +301,8 @@ def test_missing_segment_is_named_and_read_once_it_is_restored(spark, five, tmp_
     with pytest.raises(PySparkException) as raised:
         go(spark, five, out)
     told = session.cause(raised.value)
-    assert told.startswith("segment c-000000002.parquet is missing from the landing: restore it")
-    assert told.endswith("the audit then lists its messages as missing")
+    assert told.startswith("segment c-000000002.parquet is missing from the landing: restore what is missing")
+    assert told.endswith("the audit then lists the messages as missing")
     elsewhere.rename(gone)
     output = go(spark, five, out)
     assert [seq for _, _, seq, _ in keys(output)] == [1, 2, 3, 4, 5, 6, 7]

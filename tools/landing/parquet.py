@@ -147,13 +147,15 @@ def read_bucket(file: pq.ParquetFile, bucket: int, buckets: int) -> Iterator[pa.
 
 @named("parquet")
 def main(argv: list[str] | None = None) -> int:
-    """Write an empty segment in place of one that is permanently lost."""
+    """Write empty segments in place of some that are permanently lost."""
     parser = parser_of("tools.landing.parquet", main.__doc__)
     parser.add_argument("--landing", type=Path, required=True)
     parser.add_argument("--collector", required=True)
-    parser.add_argument("--number", type=int, required=True)
+    parser.add_argument("--number", type=int, required=True, help="of the first one")
+    parser.add_argument("--count", type=int, default=1, help="how many")
     options = parser.parse_args(argv)
-    print(write_segment(options.landing, options.collector, options.number, SCHEMA.empty_table()))
+    for number in range(options.number, options.number + options.count):
+        print(write_segment(options.landing, options.collector, number, SCHEMA.empty_table()))
     return 0
 
 

@@ -154,17 +154,21 @@ def between(
             first = min([first, *numbers])  # all that are there: older ones were retired before this stream started
         for number in range(first, end[collector] + 1):
             if number not in numbers:
-                raise LandingError(_missing(landing, collector, number))
+                later = min((one for one in numbers if one > number), default=end[collector] + 1)
+                raise LandingError(_missing(landing, collector, number, later - number))
             chosen.append(segments.Segment(collector, number, numbers[number]))
     return chosen
 
 
-def _missing(landing: Storage, collector: str, number: int) -> str:
+def _missing(landing: Storage, collector: str, number: int, count: int = 1) -> str:
+    """Return the error's text for `count` segments from a number on."""
+    name, more = segments.file_name(collector, number), f" --count {count}" if count > 1 else ""
     where, then = (landing.uri, "") if landing.local else (".", f", and put it into {landing.uri}")
+    which = f"{count} segments from {name} on are" if more else f"segment {name} is"
     return (
-        f"segment {segments.file_name(collector, number)} is missing from the landing: restore it. If it is lost, make an empty"
-        f" one instead (python -m tools.landing.parquet --landing {shlex.quote(where)} --collector {collector} --number"
-        f" {number}){then}; the audit then lists its messages as missing"
+        f"{which} missing from the landing: restore what is missing. If it is lost, make an empty segment for each number"
+        f" (python -m tools.landing.parquet --landing {shlex.quote(where)} --collector {collector} --number {number}{more}){then};"
+        " the audit then lists the messages as missing"
     )
 
 
