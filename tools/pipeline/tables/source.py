@@ -167,8 +167,8 @@ def _missing(landing: Storage, collector: str, number: int, count: int = 1) -> s
     which = f"{count} segments from {name} on are" if more else f"segment {name} is"
     return (
         f"{which} missing from the landing: restore what is missing. If it is lost, make an empty segment for each number"
-        f" (python -m tools.landing.parquet --landing {shlex.quote(where)} --collector {collector} --number {number}{more}){then};"
-        " the audit then lists the messages as missing"
+        f" (python -m tools.landing.parquet --landing {shlex.quote(where)} --collector {collector} --number {number}{more}){then}"
+        "; the audit then lists the messages as missing"
     )
 
 
