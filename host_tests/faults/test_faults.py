@@ -409,3 +409,17 @@ def test_peer_sends_what_it_got_between_connack_and_the_answer_to_its_ping():
             await peer.stop()
 
     asyncio.run(scene())
+
+
+@needs_mosquitto
+def test_peer_sends_what_was_published_after_its_reconnection_but_before_the_end_of_the_wait(tmp_path):
+    async def scenario(port):
+        peer = await Peer(port, "peer").start()
+        peer.wait()
+        acknowledged = peer.send("t", b"x", 1)
+        await peer.resumed()
+        await asyncio.wait_for(acknowledged, 30)
+        await peer.stop()
+
+    with Broker(tmp_path / "broker") as broker:
+        asyncio.run(scenario(broker.port))

@@ -108,6 +108,7 @@ class Peer:
         self._waiting = False
         async with asyncio.timeout(seconds):
             await self._up.wait()
+        self._flush()
 
     def _id(self) -> int:
         self._next_id = self._next_id % 65535 + 1
@@ -125,6 +126,11 @@ class Peer:
         else:
             self._unsent.append(packet)
         return future
+
+    def _flush(self) -> None:
+        if self._writer is not None:
+            self._writer.write(b"".join(self._unsent))
+            self._unsent.clear()
 
     async def _run(self) -> None:
         while True:
@@ -156,7 +162,7 @@ class Peer:
             writer.write(self._session.repetitions() + p.PING)
         elif packet.kind == p.PINGRESP:
             if not self._up.is_set():
-                writer.write(b"".join(self._unsent))
+                self._flush()
             self._up.set()
             self._pong.set()
         else:
