@@ -68,8 +68,7 @@ def compact(spark: SparkSession | None, out: str, keep_from: str | None = None) 
         OutputError: a commit is missing.
     """
     output = Output(out)
-    output.check_commits()
-    commits = output.commits()
+    commits = output.checked_commits()
     if not commits:
         return None
     delta = Delta(output)

@@ -183,7 +183,7 @@ def _check_commits(output: Output) -> None:
     Raises:
         OutputError: a commit is missing, or a file of the tables is of a batch behind the next one.
     """
-    output.check_commits()
+    output.checked_commits()
     newest = max(output.numbers(), default=0)
     for table in schemas.TABLES:
         for name in output.storage.list(table, recursive=True):

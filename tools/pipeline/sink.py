@@ -96,8 +96,7 @@ def _next(output: Output, own: str, sink: Sink, anew: bool, taken: Callable[[], 
         if anew and before:
             sink.clear()
             before = None
-        output.check_commits()
-        commits = output.commits()
+        commits = output.checked_commits()
         if before:
             _check(before, own, commits, sink)
         taken()

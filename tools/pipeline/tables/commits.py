@@ -234,14 +234,16 @@ class Output:
             " backup. If there is none, give another --out: the pipeline makes all tables again from the landing"
         )
 
-    def check_commits(self) -> None:
-        """Check that no valid commit is missing: the files of its batch would count as those of an interrupted attempt.
+    def checked_commits(self) -> list[Commit]:
+        """Return the valid commits, all of them: the files of a missing one would count as those of an interrupted attempt.
 
         Raises:
             OutputError: one is missing.
         """
-        if missing := _missing(self.commits()):
+        commits = self.commits()
+        if missing := _missing(commits):
             raise self._lost(missing[0], "missing")
+        return commits
 
     def latest(self) -> Commit | None:
         """Return the last commit."""
