@@ -40,10 +40,8 @@ def rows_of(contents: Contents) -> pa.Table:
         times += [entry.time_us] * (len(packets) - len(times))
         if entry.kind == HELD:
             head, *rest = packets[-1]
-            packets[-1] = (
-                head & ~DUP_BIT,
-                *rest,
-            )  # has another meaning in a held packet: see `flashmqtt.session.inbound`
+            # DUP has another meaning in a held packet: see `flashmqtt.session.inbound`.
+            packets[-1] = (head & ~DUP_BIT, *rest)
         if len(packets) >= ROWS_AT_ONCE:  # Python objects take ten times the memory of a table
             tables.append(_table(header, first, packets, times))
             first += len(packets)

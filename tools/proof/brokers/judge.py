@@ -116,9 +116,7 @@ class _Wire:
     retain_in: dict[int, bool] = field(default_factory=dict)
     right_in: set[int] = field(default_factory=set)  # its content was right
     order_in: list[int] = field(default_factory=list)  # in which they may be handed over: by PUBLISH or PUBREL
-    waits_in: dict[int, int] = field(
-        default_factory=dict
-    )  # packet id -> the number that the broker awaits an answer for
+    waits_in: dict[int, int] = field(default_factory=dict)  # packet id -> the number whose answer the broker awaits
     unrepeated: set[int] = field(default_factory=set)  # it had no answer on a connection; no later one had it
     unreleased: set[int] = field(default_factory=set)  # the client sent PUBREC, and no PUBREL followed
     passed_out: Counter = field(default_factory=Counter)
