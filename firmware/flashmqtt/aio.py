@@ -226,16 +226,16 @@ class Client:
         """Forget an ended event loop's tasks; their messages wait again."""
         self._acknowledge_finished(None)
         waiting = self.session.waiting
-        self._put_back([(None, one) for one in waiting.entries] if waiting else ())  # all, after Ctrl-C
+        self._put_back(waiting.entries if waiting else ())  # all, after Ctrl-C
         self._tasks = []
         self._held = []
         self._task = None
         self._progress = asyncio.Event()
         self._blocking.stopped()
 
-    def _put_back(self, tasks: "Any") -> None:
+    def _put_back(self, messages: "Any") -> None:
         """Let messages of ended tasks wait again."""
-        for _, message in tasks:
+        for message in messages:
             if message and message.state == _BUSY:
                 self.session.waiting.put_back(message)
 
@@ -284,7 +284,7 @@ class Client:
         finally:
             if self._stopping:
                 self._task = None
-                self._put_back(one for one in tasks if one[0].done())
+                self._put_back(one[1] for one in tasks if one[0].done())
                 self._tasks = [one for one in self._tasks if one[0] is this or not one[0].done()]
                 self._blocking.stopped()
                 self._wake_waiters()
