@@ -2,7 +2,7 @@
 
 It knows no clock, no socket and no store: the caller reports an event and gets the milliseconds to wait. The step returns to 0
 only after a connection that lasted; the caller sets it to 0 if a connection delivered a message. So a broker that accepts and
-drops every connection is not overloaded. A caller that keeps `step` in its store (`session.keep_step`) also delays a fleet of
+drops every connection is not overloaded. A caller that keeps `step` in its store (`note.keep_step`) also delays a fleet of
 devices that reboots repeatedly.
 """
 

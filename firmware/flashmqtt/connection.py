@@ -153,7 +153,7 @@ class Connection:
         self.keep_alive_ms = 0
         self._clean_sent = True
         self._purge = False  # the broker has an old session of this client id: connect with a clean start once
-        self._unanswered = session.note[1] >= _IN_NOTE
+        self._unanswered = session.note.octets[1] >= _IN_NOTE
         self._doubtful = False  # an earlier CONNECT had no answer: the broker's session may have begun with that one
         self.received_ms = self._scanned_ms = self._pinged_ms = 0
         self._blocked = False  # head-of-line blocking: a message longer than the buffer came lately and delays answers
@@ -174,7 +174,7 @@ class Connection:
         # have packet ids from before this store. Level 4 detects that by session_present in CONNACK; level 3 has no such flag,
         # and at level 5 a clean start costs nothing, because it does not end the session with the connection.
         self._clean_sent = (
-            self.clean or self._purge or (session.level != 4 and not session.has_note(self.client_id, self.broker))
+            self.clean or self._purge or (session.level != 4 and not session.note.is_of(self.client_id, self.broker))
         )
         output.put(self.put_connect)
         session.keep_doubt(True)  # CONNECT is valid and will be sent
@@ -396,14 +396,14 @@ class Connection:
         # 3.1 has no session_present flag: assume that the session is present, and subscribe again.
         present = decoder.session_present or (level == 3 and not clean)
         self.output.open()
-        if present and not session.has_note(self.client_id, self.broker):
+        if present and not session.note.is_of(self.client_id, self.broker):
             self._purge = True  # the broker has a session from before this store
             return self._restart()
         if not present:
             session.lost()
         # A clean session of levels 3 and 4 ends with its connection. Level 3 must not take the next one for this one.
         ends = self.clean and level != _LEVEL_5
-        session.write_note(self.client_id, b"" if ends else self.broker)
+        session.note.begin(self.client_id, b"" if ends else self.broker)
         self._purge = ends and level == 3
         if clean and not self.clean and level != _LEVEL_5:
             return self._restart()  # the next connection is the one to use

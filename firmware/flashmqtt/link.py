@@ -112,7 +112,7 @@ class Link:
         self._unproved = False  # this connection has neither delivered a message nor lasted `lasting_ms`
         self.reported = False  # CONNECTED was returned, and DISCONNECTED not yet
         if self._is_known():
-            backoff.step = max(backoff.step, self._session.note[1] & _STEP)
+            backoff.step = max(backoff.step, self._session.note.octets[1] & _STEP)
 
     def is_open(self) -> bool:
         """Return whether the broker has accepted the connection."""
@@ -453,14 +453,14 @@ class Link:
 
     def _is_known(self) -> "Any":
         """Return whether the note is for this client and broker."""
-        session = self._session
-        return session.remember and session.has_note(self.connection.client_id, self.connection.broker)
+        note = self._session.note
+        return note.remember and note.is_of(self.connection.client_id, self.connection.broker)
 
     def _keep_step(self) -> None:
         """Keep the step across a reboot. Steps 1 and 2 are not worth a write."""
         if self._is_known():
             step = self.backoff.step
-            self._session.keep_step(step if step > 2 else 0)
+            self._session.note.keep_step(step if step > 2 else 0)
 
     def _close(self) -> None:
         self._unproved = self._stuck = False

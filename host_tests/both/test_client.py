@@ -547,9 +547,9 @@ def test_backoff_continues_after_a_reboot_during_an_outage():
     broker.close()
     store = CutStore()
     mqtt = client(broker, store=store, backoff=Backoff(base_ms=1, cap_ms=400, random_below=longest))
-    mqtt.session.write_note(mqtt.connection.client_id, mqtt.connection.broker)
+    mqtt.session.note.begin(mqtt.connection.client_id, mqtt.connection.broker)
     mqtt.start()
-    poll_until(mqtt, lambda: mqtt.session.note[1] & 127 >= 8)
+    poll_until(mqtt, lambda: mqtt.session.note.octets[1] & 127 >= 8)
     after = client(broker, store=store.cut(), backoff=Backoff(base_ms=1, cap_ms=400, random_below=longest))
     begin = ticks_ms()
     after.start()
@@ -563,10 +563,10 @@ def test_backoff_continues_after_a_reboot_during_an_outage():
 def test_lasting_connection_resets_the_stored_backoff_step():
     broker = Loopback()
     mqtt = client(broker, store=CutStore(), backoff=Backoff(base_ms=1, cap_ms=50, lasting_ms=100, step=6))
-    mqtt.session.write_note(mqtt.connection.client_id, mqtt.connection.broker)
-    mqtt.session.keep_step(6)
+    mqtt.session.note.begin(mqtt.connection.client_id, mqtt.connection.broker)
+    mqtt.session.note.keep_step(6)
     mqtt.connect()
-    poll_until(mqtt, lambda: mqtt.session.note[1] & 127 == 0)
+    poll_until(mqtt, lambda: mqtt.session.note.octets[1] & 127 == 0)
     assert mqtt.connected
     mqtt.disconnect()
 
@@ -580,14 +580,14 @@ def test_delivered_message_resets_the_backoff_of_a_short_connection():
     broker = Loopback()
     backoff = Backoff(base_ms=1, cap_ms=200, lasting_ms=60000, step=6, random_below=longest)
     mqtt = client(broker, store=CutStore(), backoff=backoff)
-    mqtt.session.write_note(mqtt.connection.client_id, mqtt.connection.broker)
-    mqtt.session.keep_step(6)
+    mqtt.session.note.begin(mqtt.connection.client_id, mqtt.connection.broker)
+    mqtt.session.note.keep_step(6)
     mqtt.connect()
     broker.present = 1
     for i in range(5):
         mqtt.publish("a", bytes([i]), qos=1 + i % 2)
         poll_until(mqtt, lambda: not mqtt.pending)
-        assert mqtt.link.backoff.step == mqtt.session.note[1] & 127 == 0
+        assert mqtt.link.backoff.step == mqtt.session.note.octets[1] & 127 == 0
         broker.drop()
         poll_until(mqtt, lambda n=i + 2: mqtt.link.connects == n)
         assert mqtt.link.backoff.step == 1  # one attempt after a delay that was reset to the shortest

@@ -444,7 +444,7 @@ def after_an_outage(**options):
     store = CutStore()
     mqtt = client(broker, store=store)
     mqtt.connect()
-    mqtt.session.keep_step(6)
+    mqtt.session.note.keep_step(6)
     mqtt.link.stop()
     return broker, store.cut()
 
@@ -476,7 +476,7 @@ def test_new_broker_or_client_id_starts_with_shortest_delay(changed):
     mqtt.poll(0)
     assert mqtt.link.attempts == 1
     poll_until(mqtt, lambda: mqtt.connected)
-    assert mqtt.session.note[1] & 127 == 0
+    assert mqtt.session.note.octets[1] & 127 == 0
     mqtt.disconnect()
 
 
@@ -488,7 +488,7 @@ def test_backoff_of_wrong_broker_is_not_kept_for_right_one():
     wrong = Loopback()
     wrong.close()
     mqtt = client(wrong, store=store, backoff=Backoff(base_ms=1, cap_ms=100, random_below=longest))
-    mqtt.session.keep_step(0)  # as after a connection to the right broker
+    mqtt.session.note.keep_step(0)  # as after a connection to the right broker
     mqtt.start()
     poll_until(mqtt, lambda: mqtt.link.backoff.step >= 6)
     mqtt.link.stop()
@@ -523,7 +523,7 @@ def test_client_that_was_connected_continues_backoff_and_stores_step():
     for _ in range(4):
         mqtt.link._state = 2
         mqtt.link.fail(ConnectRefused(5), 0)
-    assert mqtt.link._since_ms == 120000 and mqtt.session.note[1] & 127 == 8
+    assert mqtt.link._since_ms == 120000 and mqtt.session.note.octets[1] & 127 == 8
     mqtt.disconnect()
 
 
@@ -539,10 +539,10 @@ def test_attempts_without_network_wait_16_seconds_and_store_nothing():
         mqtt.link.fail(OSError(-2), 0)
         delays.append(mqtt.link._since_ms)
     assert delays == [16000] * 9
-    assert store.note == writes and mqtt.session.note[1] & 127 == 6
+    assert store.note == writes and mqtt.session.note.octets[1] & 127 == 6
     mqtt.link._state = 1
     mqtt.link.fail(OSError(111), 0)  # ECONNREFUSED: the broker's host has answered
-    assert mqtt.session.note[1] & 127 == 7
+    assert mqtt.session.note.octets[1] & 127 == 7
     mqtt.disconnect()
 
 

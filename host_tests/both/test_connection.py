@@ -409,11 +409,11 @@ def test_short_held_message_arrives_whole_with_chunks_enabled():
 def test_connect_that_can_not_be_encoded_puts_no_message_in_doubt():
     store = Journal(RamRegion(8, 4096))
     session = Session(store)
-    session.write_note(b"me", b"")
+    session.note.begin(b"me", b"")
     store.mark(session.publish(b"t", b"x", 2))
     connection = Connection(session, b"me", password=b"secret")
     with pytest.raises(UsageError):
         connection.start(0)
-    assert session.note[1] < 128
+    assert session.note.octets[1] < 128
     Connection(session, b"me").start(0)
-    assert session.note[1] >= 128
+    assert session.note.octets[1] >= 128

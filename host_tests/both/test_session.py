@@ -745,19 +745,19 @@ def test_note_of_client_id_and_broker_survives_a_power_cut():
     broker = peer(CutStore(), settled=False)
     broker.connect(0)
     after = reboot(broker)
-    assert after.session.has_note(b"me", b"")
+    assert after.session.note.is_of(b"me", b"")
     assert after.connect(1) == []
 
 
 @pytest.mark.req("B4")
 def test_backoff_step_survives_a_power_cut():
     broker = peer(CutStore())
-    assert broker.session.note[1] & 127 == 0
-    broker.session.keep_step(7)
+    assert broker.session.note.octets[1] & 127 == 0
+    broker.session.note.keep_step(7)
     after = reboot(broker)
-    assert after.session.note[1] & 127 == 7
-    after.session.keep_step(0)
-    assert reboot(after).session.note[1] & 127 == 0
+    assert after.session.note.octets[1] & 127 == 7
+    after.session.note.keep_step(0)
+    assert reboot(after).session.note.octets[1] & 127 == 0
 
 
 @pytest.mark.req("B4")
@@ -902,8 +902,8 @@ def test_stored_messages_refuse_a_session_of_another_level():
     store = broker.session.store.cut()
     later = Peer(Session(store, 5, 4), five=Level5())
     later.session.publish(b"a", b"x", 1)
-    later.session.write_note(b"me", b"")
-    assert Session(store.cut(), 5, 4).has_note(b"me", b"")
+    later.session.note.begin(b"me", b"")
+    assert Session(store.cut(), 5, 4).note.is_of(b"me", b"")
 
 
 @pytest.mark.req("S1")
@@ -917,7 +917,7 @@ def test_messages_stored_before_a_connection_are_refused_at_another_level_only(l
     store = CutStore()
     if connected_before:  # at the other level
         broker = of_level(store, other)
-        broker.session.write_note(b"me", b"")
+        broker.session.note.begin(b"me", b"")
         store = store.cut()
     broker = of_level(store, level)
     broker.session.publish(b"a", b"x", 1)
@@ -926,7 +926,7 @@ def test_messages_stored_before_a_connection_are_refused_at_another_level_only(l
         Session(stored, other, 4)
     assert str(caught.value).startswith("messages of level %d are stored" % level)
     later = of_level(stored.cut(), level)
-    assert later.session.store.waiting == 1 and not later.session.has_note(b"me", b"")
+    assert later.session.store.waiting == 1 and not later.session.note.is_of(b"me", b"")
 
 
 @pytest.mark.req("Q4")

@@ -58,7 +58,7 @@ class Peer5(Peer):
     ):
         session = Session(settle(store or RamStore()), 5, window, out_bytes, packet_bytes)
         super().__init__(session, b"me", buffer_bytes=buffer_bytes, five=Level5(**five))
-        session.write_note(b"me", b"")
+        session.note.begin(b"me", b"")
         session._may_be_older = False
         self.properties = properties
 
@@ -636,7 +636,7 @@ def test_unanswered_subscription_that_the_next_server_does_not_support_does_not_
 @pytest.mark.req("W12", "W13")
 def test_client_with_chunks_sends_no_maximum_packet_size():
     session = Session(RamStore(), 5, 4)
-    session.write_note(b"me", b"")
+    session.note.begin(b"me", b"")
     broker = Peer(session, b"me", buffer_bytes=64, five=Level5(alias_maximum=1), chunks=True)
     broker.connection.start(0)
     (first,) = broker.took()
@@ -922,7 +922,7 @@ def test_assigned_client_id_is_noted_and_used_on_reconnect():
     broker = Peer5(CutStore(), properties=b"\x12" + text(b"given"))
     broker.connection.client_id = b""
     broker.connect()
-    assert broker.session.has_note(b"given", b"") and not broker.session.has_note(b"", b"")
+    assert broker.session.note.is_of(b"given", b"") and not broker.session.note.is_of(b"", b"")
     broker.drop()
     broker.properties = b""
     broker.connect(1)

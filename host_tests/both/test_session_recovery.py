@@ -153,7 +153,7 @@ def test_message_marked_after_the_doubt_ended_is_not_in_doubt_after_a_restart():
 def test_doubt_of_messages_past_pubrec_costs_two_writes():
     broker = past_pubrec_at(4)
     store = broker.session.store
-    broker.session.keep_step(6)
+    broker.session.note.keep_step(6)
     before = store.notes
     for _ in range(3):
         lose_connack(broker)
@@ -167,7 +167,7 @@ def test_doubt_of_messages_past_pubrec_costs_two_writes():
     for _ in range(3):
         lose_connack(broker)  # no message is past PUBREC
         broker.connect(1)
-    assert store.notes == before + 2 and broker.session.note[1] & 127 == 6
+    assert store.notes == before + 2 and broker.session.note.octets[1] & 127 == 6
 
 
 @pytest.mark.req("Q4", "Q8")

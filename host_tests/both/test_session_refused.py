@@ -380,7 +380,7 @@ def test_trial_count_survives_resets_of_a_sleeping_board():
     while True:
         session = Session(broker.session.store.cut(), 4, 4, refuse_after=3)
         broker = Peer(session, b"me")
-        assert broker.session.has_note(b"me", b"")
+        assert broker.session.note.is_of(b"me", b"")
         if refused_after_connect(broker):
             break
         wakes += 1

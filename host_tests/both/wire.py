@@ -189,7 +189,7 @@ def peer(store=None, window=4, level=4, settled=True, **options):
     made = Peer(session, **options)
     if settled:
         session._may_be_older = False  # an earlier connection with this store made the broker's session
-        session.write_note(made.connection.client_id, made.connection.broker)
+        session.note.begin(made.connection.client_id, made.connection.broker)
     return made
 
 

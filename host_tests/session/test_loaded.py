@@ -20,7 +20,7 @@ MICROPYTHON = Path(sys.executable).parent / "micropython"
 BASE = {"", "compat", "errors", "fast"}
 CODEC = {"codec", "codec.decode", "codec.encode", "codec.quick", "codec.utf8"}
 CLIENT = {"backoff", "client", "connection", "link", "output", "session"} | {
-    f"session.{name}" for name in ("flows", "session")
+    f"session.{name}" for name in ("flows", "note", "session")
 }
 JOURNAL = {"flash", "flash.block", "flash.region", "journal", "journal.journal", "journal.recovery"}
 SUBSCRIPTIONS = {"codec.subscribe", "codec.topics", "session.message", "session.subscriptions"}

@@ -41,7 +41,13 @@ GROUPS = {
     "flashmqtt.errors": ("flashmqtt.compat", "flashmqtt.fast"),
     "flashmqtt.codec.encode": ("flashmqtt.codec.quick", "flashmqtt.codec.utf8", "flashmqtt.codec.decode"),
     "flashmqtt.client": (
-        *("flashmqtt.backoff", "flashmqtt.output", "flashmqtt.session.flows", "flashmqtt.session.session"),
+        *(
+            "flashmqtt.backoff",
+            "flashmqtt.output",
+            "flashmqtt.session.flows",
+            "flashmqtt.session.note",
+            "flashmqtt.session.session",
+        ),
         *("flashmqtt.connection", "flashmqtt.link"),
     ),
     "flashmqtt.deferred": ("flashmqtt.session.waiting",),

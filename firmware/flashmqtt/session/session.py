@@ -20,10 +20,10 @@ from struct import pack_into
 from flashmqtt.codec.encode import put_publish
 from flashmqtt.compat import TYPE_CHECKING, const, ticks_diff
 from flashmqtt.errors import BufferTooSmall, ConnectionLost, ProtocolError, StoreCorrupt, StoreWorn
-from flashmqtt.fast import raw_crc32
 from flashmqtt.output import Output
 
 from .flows import SENDER
+from .note import Note
 
 if TYPE_CHECKING:
     from typing import Any  # noqa: TID251
@@ -123,7 +123,7 @@ class Session:
         # May the broker's session be from before the last restart? With a store in RAM, the session continues whatever session
         # the broker has, and only the level is noted.
         self._may_be_older = getattr(store, "volatile", False)
-        self.remember = remember
+        self.note = Note(store, level, remember)
         self.adopted: "Any" = None  # `adopted.Adopted`, if the broker's session may be that old
         self._direct = True  # `publish` may put a message itself
         self.max_qos = self.qos_limit = max_qos  # qos_limit: the QoS that the broker allows (5: Maximum QoS)
@@ -175,20 +175,6 @@ class Session:
         self.request_id = 0  # of the SUBSCRIBE or UNSUBSCRIBE in flight, 0: none
         self.wants_request = False
         self.five: "Any" = None  # the `Level5`
-        # The note.
-        self.note = store.note
-        noted = self.note[0]
-        if noted == _BLANK or (noted == _LEVEL_5) != (level == _LEVEL_5):
-            # Level 5's PUBLISH has another layout, and stored packets are sent as they are.
-            if noted != _BLANK and store.low != store.next_seq:
-                from flashmqtt.arguments import refuse_level
-
-                refuse_level(noted)
-            # Inverted CRCs are not valid; they are again if the session returns to its other level without a connection.
-            crcs = [octet ^ _BLANK for octet in self.note[4:]]
-            # Write it now: messages may be stored before the first connection.
-            self.change_note(0, [_LEVEL_5 if level == _LEVEL_5 else 4, 0, _BLANK, _BLANK] + crcs)
-        self.remember = remember and not self._may_be_older
         if store.held():
             self.load_inbound()
         store.on_drop = self._dropping
@@ -200,7 +186,7 @@ class Session:
         for seq in range(low, min(store.next_seq, low + _WINDOW)):
             if lossy if store.is_finished(seq) else store.is_marked(seq) and not store.length(seq):
                 self.load_undelivered().note(seq, seq)
-        if self.note[2] != _BLANK:
+        if self.note.octets[2] != _BLANK:
             from .suspect import remembered
 
             remembered(self)
@@ -250,23 +236,6 @@ class Session:
             self.long = Long(self)
         return self.long
 
-    # --- the note: level, backoff step | doubt << 7, a suspect's failed trials and sequence & 255 (FF: no suspect), CRC of the
-    # client id, CRC of the broker's address (both inverted: of the last connection at the other level; FF or 0 in both: no broker
-    # has accepted a connection of this store; 0 in the second: its session ended with the connection) ---
-
-    def has_note(self, client_id: "Any", broker: "Any") -> bool:
-        """Return whether the broker's session for this client id is known to have begun with this store."""
-        return not self.remember or self.note[4:] == _crc(client_id) + _crc(broker)
-
-    def write_note(self, client_id: "Any", broker: "Any") -> None:
-        """Note that this broker's session for this client id began with this store."""
-        if not self.has_note(client_id, broker):
-            self.change_note(0, bytes((self.level, 0, _BLANK, _BLANK)) + _crc(client_id) + _crc(broker))
-
-    def keep_step(self, value: "Any") -> None:
-        """Keep the backoff's step across power cuts."""
-        self.change_note(1, (min(value, _IN_NOTE - 1) | self.note[1] & _IN_NOTE,))
-
     def keep_doubt(self, unanswered: bool) -> None:
         """Keep across power cuts whether messages past PUBREC are in doubt.
 
@@ -276,11 +245,11 @@ class Session:
         Without the note, every message past PUBREC would be in doubt after every restart. The note costs a write before such a
         CONNECT, and another one after its CONNACK. If no message is past PUBREC, as usual, there is no write.
         """
-        value = self.note[1] & ~_IN_NOTE
+        value = self.note.octets[1] & ~_IN_NOTE
         for seq in self._past_pubrec():
             if unanswered or self.states[seq & 31] & _DOUBTFUL:
                 value |= _IN_NOTE
-        self.change_note(1, (value,))
+        self.note.change(1, (value,))
 
     def _past_pubrec(self) -> "list[int]":
         """Return the unfinished messages whose PUBREC has arrived."""
@@ -288,19 +257,6 @@ class Session:
         low = store.low
         window = range(low, min(store.next_seq, low + _WINDOW))
         return [seq for seq in window if store.is_marked(seq) and not store.is_finished(seq)]
-
-    def change_note(self, at: int, octets: "Any") -> None:
-        """Set these bytes of the note; write it, if that changes it."""
-        note = bytearray(self.note)
-        note[at : at + len(octets)] = bytes(octets)
-        changed = note != self.note
-        self.note = note
-        if not changed or not self.remember:
-            return
-        try:
-            self.store.write_note(note)
-        except StoreWorn:
-            pass  # the store takes no writes any more; stored messages are still sent
 
     # --- the application's side ---
 
@@ -657,7 +613,7 @@ class Session:
             return _DELIVERED
         if action == _MARK:
             self.proved = True
-            if self.note[1] >= _IN_NOTE:
+            if self.note.octets[1] >= _IN_NOTE:
                 self.keep_doubt(False)  # the messages in doubt may be finished, and this one is not in doubt
             store.mark(seq)
             if seq >= self.cursor:
@@ -735,12 +691,3 @@ class Session:
                     oldest = age
         self._waited_ms = oldest
         return oldest
-
-
-def _crc(octets: "bytes | bytearray | memoryview") -> bytes:
-    """Return the CRC-32 of these bytes, as bytes."""
-    n = len(octets)
-    buf = bytearray(n + 4)
-    buf[:n] = octets
-    raw_crc32(buf, 0, n, 0, n, 1)
-    return bytes(buf[n:])

@@ -72,10 +72,10 @@ _PING_BYTES = const(8)  # room for a PINGREQ, with a margin
 def remembered(session: "Any") -> None:
     """The session's note has a suspect: continue with it if it is still the oldest message."""
     seq = session.store.low
-    if session.refuse_after and seq < session.store.next_seq and seq & 255 == session.note[3]:
-        session.suspect = Suspect(session, seq, session.note[2])
+    if session.refuse_after and seq < session.store.next_seq and seq & 255 == session.note.octets[3]:
+        session.suspect = Suspect(session, seq, session.note.octets[2])
     else:  # the suspect is done
-        session.change_note(2, (_NO_SUSPECT, _NO_SUSPECT))
+        session.note.change(2, (_NO_SUSPECT, _NO_SUSPECT))
 
 
 def found(session: "Any", seq: int, again: bool) -> None:
@@ -83,7 +83,7 @@ def found(session: "Any", seq: int, again: bool) -> None:
     if again:
         session.suspect = Suspect(session, seq, 0)
     else:
-        session.change_note(2, (0, seq & 255))
+        session.note.change(2, (0, seq & 255))
 
 
 class Suspect:
@@ -184,7 +184,7 @@ class Suspect:
                     self._counted_seq = self._seq
                     self._trials = 0
                 self._trials += 1
-                session.change_note(2, (self._trials, self._seq & 255))
+                session.note.change(2, (self._trials, self._seq & 255))
                 if self._trials >= session.refuse_after:
                     self._set_aside(code)
 
@@ -230,7 +230,7 @@ class Suspect:
         """The broker has accepted the message: set its failed trials to 0."""
         if self._trials and self._seq == self._counted_seq:
             self._trials = 0
-            self._session.change_note(2, (0, self._seq + 1 & 255))
+            self._session.note.change(2, (0, self._seq + 1 & 255))
 
     def _end_suspicion(self) -> None:
         """All messages that were in flight are done: end the suspicion."""
@@ -238,7 +238,7 @@ class Suspect:
         if self._stage != _IDLE:
             session.quota = self._quota
         session.suspect = None
-        session.change_note(2, (_NO_SUSPECT, _NO_SUSPECT))
+        session.note.change(2, (_NO_SUSPECT, _NO_SUSPECT))
 
     def _trial_result(self, error: "Any") -> "Any":
         """Return the code with which this trial has failed, or 0 if it has not."""
