@@ -90,7 +90,8 @@ def _join(ssid, password, country):
     if _wlan.isconnected():
         return True
     now = ticks_ms()
-    if _wanted and _wanted == ssid and ticks_diff(now, _asked) < _RETRY_MS:
+    # (Below 0: more than 6 days ago.)
+    if _wanted and _wanted == ssid and 0 <= ticks_diff(now, _asked) < _RETRY_MS:
         return False
     if not ssid:  # boot.py joins, or a copy of this file for an Ethernet board
         return False

@@ -131,7 +131,8 @@ def _join(ssid, password, country):
     if _nic.isconnected():
         return True
     now = ticks_ms()
-    if _wanted is not None and _wanted == ssid and ticks_diff(now, _asked) < _RETRY_MS:
+    # (Below 0: more than 6 days ago.)
+    if _wanted is not None and _wanted == ssid and 0 <= ticks_diff(now, _asked) < _RETRY_MS:
         return False
     if not _WIFI:
         _nic.active(True)

@@ -28,8 +28,8 @@ class Clock:
         return ticks + delta
 
     def ticks_diff(self, later, earlier):
-        """Return later - earlier."""
-        return later - earlier
+        """Return later - earlier, as a board does: its ticks wrap after 2^30 ms, which is 12 days."""
+        return (later - earlier + (1 << 29)) % (1 << 30) - (1 << 29)
 
     def sleep_ms(self, ms):
         """Advance the clock."""

@@ -109,6 +109,25 @@ def test_failed_join_reports_the_reason_and_restarts_the_radio_later(name):
     assert ether.log[-1] == "connect home2"
 
 
+@pytest.mark.parametrize("days", [1, 7, 12, 13, 30])
+@pytest.mark.req("B4")
+def test_network_that_is_lost_after_days_is_joined_again(days):
+    for name in BOTH:
+        board = load_board(name)
+        ether = board.network.simulated
+        ether.access_points["home"] = "right"
+        while not board.network_up("home", "right", ""):
+            pass
+        board.clock_module.sleep_ms(days * 86400 * 1000)
+        ether.access_points.clear()
+        assert not board.network_up("home", "right", "")
+        ether.access_points["home"] = "right"
+        board.clock_module.sleep_ms(20001)
+        for _ in range(3):
+            up = board.network_up("home", "right", "")
+        assert up and ether.log.count("connect home") > 1
+
+
 @pytest.mark.parametrize("name", BOTH)
 @pytest.mark.req("B4")
 def test_log_gets_each_change_once_and_each_failed_attempt(name):
