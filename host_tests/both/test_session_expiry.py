@@ -4,6 +4,7 @@ import pytest
 
 from flashmqtt.codec.properties import MESSAGE_EXPIRY_INTERVAL, USER_PROPERTY, pack
 from flashmqtt.connection import EXPIRED
+from flashmqtt.session import expiry
 from flashmqtt.session.expiry import Expiry
 from test_session_level5 import Peer5, ack, publish
 from wire import CutStore
@@ -137,13 +138,42 @@ def test_expiry_interval_0_is_sent_as_1_second():
     assert broker.took() == [publish(b"a", b"x", 1, 2, properties=block(1))]
 
 
+class Ticking:
+    """Replaces `time` and `ticks_ms` of the module: a clock in whole seconds, and ticks that wrap as on a board."""
+
+    def __init__(self, seconds):
+        self.seconds = seconds
+        self.ms = 0
+
+    def time(self):
+        return self.seconds + self.ms // 1000
+
+    def ticks_ms(self):
+        return self.ms & ((1 << 30) - 1)
+
+
+@pytest.mark.parametrize("step_ms", [50, 700, 1500, 9700, 3_000_000, 1_500_000_000, 4_000_000_000])
+@pytest.mark.req("W12")
+def test_uptime_is_exact_however_often_it_is_asked(step_ms):
+    real = expiry.time, expiry.ticks_ms
+    expiry.time = ticking = Ticking(700_000_000)
+    expiry.ticks_ms = ticking.ticks_ms
+    try:
+        clocks = Expiry(CutStore())
+        for _ in range(200):
+            ticking.ms += step_ms
+            assert clocks.uptime_s() == ticking.ms // 1000
+    finally:
+        expiry.time, expiry.ticks_ms = real
+
+
 @pytest.mark.req("W12")
 def test_uptime_continues_when_clock_is_set_or_ticks_wrap():
-    expiry = Expiry(CutStore())
-    expiry._time -= 30 * 365 * 86400  # as after the clock was set 30 years ahead
-    assert expiry.uptime_s() < 10
-    expiry._ticks = (expiry._ticks - 5000) & ((1 << 30) - 1)
-    expiry._time -= 5
-    assert 5 <= expiry.uptime_s() < 15
-    expiry._time -= (1 << 30) // 1000  # as after one wrap of the ticks
-    assert (1 << 30) // 1000 <= expiry.uptime_s() < (1 << 30) // 1000 + 20
+    clocks = Expiry(CutStore())
+    clocks._time -= 30 * 365 * 86400  # as after the clock was set 30 years ahead
+    assert clocks.uptime_s() < 10
+    clocks._ticks = (clocks._ticks - 5000) & ((1 << 30) - 1)
+    clocks._time -= 5
+    assert 5 <= clocks.uptime_s() < 15
+    clocks._time -= (1 << 30) // 1000  # as after one wrap of the ticks
+    assert (1 << 30) // 1000 <= clocks.uptime_s() < (1 << 30) // 1000 + 20

@@ -42,9 +42,9 @@ class Expiry:
         ticks = ticks_ms()
         now = int(time.time())
         passed = ticks_diff(ticks, self._ticks) % _TURN_MS
-        by_clock = (now - self._time) * 1000
-        if by_clock > passed and (by_clock - passed + _SLACK_MS) % _TURN_MS <= 2 * _SLACK_MS:
-            passed = by_clock
+        turns, rest = divmod((now - self._time) * 1000 - passed + _SLACK_MS, _TURN_MS)
+        if turns > 0 and rest <= 2 * _SLACK_MS:
+            passed += turns * _TURN_MS
         self._ticks = ticks
         self._time = now
         self._uptime_ms += passed
