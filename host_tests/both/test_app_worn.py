@@ -552,6 +552,20 @@ def test_wake_waits_for_the_first_measurement_and_announces_its_topic():
     broker.close()
 
 
+@pytest.mark.req("S6", "B4", "B5")
+def test_board_whose_flash_fails_just_before_it_sleeps_sleeps():
+    application, broker = _with([Odd("a", 3)], sleep_s=600, awake_s=1, watchdog_s=8)
+    disconnect = application.client.disconnect
+
+    def failing():
+        disconnect()
+        _spoil(application.board.flash, "both")
+
+    application.client.disconnect = failing
+    fall_asleep(application)
+    broker.close()
+
+
 def turns(application, condition):
     """Run the application's loop until a condition holds."""
     begin = ticks_ms()

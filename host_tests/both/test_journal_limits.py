@@ -571,6 +571,20 @@ def test_failed_clean_close_loses_nothing():
     assert journal.boot == 2 and drain(journal) == [1]
 
 
+@pytest.mark.req("S2", "S6")
+def test_close_on_flash_that_has_just_failed_does_not_raise_and_loses_nothing():
+    flash = NorFlash(5 * 4096)
+    journal = Journal(BlockRegion(flash))
+    journal.append(MESSAGE, 100)
+    for sector in range(5):
+        flash.set_bad(sector)
+    journal.close()
+    assert journal.worn
+    for sector in range(5):
+        flash.set_bad(sector, "")
+    assert drain(Journal(BlockRegion(flash))) == [1]
+
+
 @pytest.mark.req("S4")
 def test_sector_erased_ahead_is_not_erased_again():
     flash = NorFlash(8 * 4096)

@@ -452,9 +452,12 @@ class Journal:
     def close(self) -> None:
         """Close the journal, for example before a deep sleep: the next mount continues in the same sector, without an erase."""
         if not self.worn and self._busy != _AFTER_CLOSE:
-            self.flush()
-            self._write_state(_LAST)
-            self._busy = _AFTER_CLOSE
+            try:
+                self.flush()
+                self._write_state(_LAST)
+                self._busy = _AFTER_CLOSE
+            except StoreWorn:  # no reason to stay awake: the next mount is as after a power cut
+                pass
 
     def _write_state(self, flags: int) -> None:
         n = 0
