@@ -1,7 +1,7 @@
 """An emulated Pico whose power can be cut at any flash operation.
 
     pico.flash.arm(pico.flash.operations + 7, "weak", 3)          as in `nor`
-    printed, cut = await pico.run(code, timeout_s=60)             the output up to the end or the power cut
+    printed, cut = await pico.run_until_cut(code, timeout_s=60)   the output up to the end or the power cut
     pico = pico.power_cycle()                                     a new chip with the same flash
 
 The emulator executes each flash command in `RPSSI._apply_command`, when chip select rises. This module replaces that method:
@@ -12,6 +12,7 @@ value when the power returns.
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -86,10 +87,22 @@ class CutPico(EmulatedPico):
         super().__init__(uf2, content)
         self.flash = _ChipFlash(self.device.mcu.flash)
         redirect_flash(self.device.mcu, self.flash, self._on_cut)
+        self._cut = asyncio.Event()
+        self._printed = b""
 
     def _on_cut(self) -> None:
-        self.cut.set()
+        self._printed = bytes(self.device.cdc.on_serial_data.__self__._stdout)  # of rp2040py's RawReplRunner
+        self._cut.set()
         self.device.simulator.stop()
+
+    async def run_until_cut(self, code: str, timeout_s: float) -> tuple[str, bool]:
+        """Run code; return its output up to its end or the power cut, and whether the power was cut."""
+        running, cutting = asyncio.ensure_future(self.run(code, timeout_s)), asyncio.ensure_future(self._cut.wait())
+        await asyncio.wait((running, cutting), return_when=asyncio.FIRST_COMPLETED)
+        for one in (running, cutting) if self._cut.is_set() else (cutting,):
+            one.cancel()
+        await asyncio.wait((running, cutting))
+        return (self._printed.replace(b"\r", b"").decode(), True) if self._cut.is_set() else (running.result(), False)
 
     def power_cycle(self) -> CutPico:
         """Return a new chip with the same flash."""

@@ -147,7 +147,7 @@ class PicoBoard:
     async def _install(self) -> None:
         await self.pico.start()
         asked = "import os, rp2\nprint(rp2.Flash().ioctl(4, 0))"
-        printed, _ = await self.pico.run(asked)
+        printed = await self.pico.run(asked)
         self.pico = self.pico.power_cycle()
         self.pico.install(_compiled_library(), int(printed) * 4096)
 
@@ -160,7 +160,8 @@ class PicoBoard:
         if cut:
             operation, model, variant = cut
             self.pico.flash.arm(self.pico.flash.operations + operation, model, variant)
-        printed, was_cut = await self.pico.run("import rp2\ndevice, root = rp2.Flash(), ''\n" + code, timeout_s=600)
+        code = "import rp2\ndevice, root = rp2.Flash(), ''\n" + code
+        printed, was_cut = await self.pico.run_until_cut(code, timeout_s=600)
         assert self.pico.flash.violations == []
         self.pico = self.pico.power_cycle()
         return printed, was_cut

@@ -300,12 +300,8 @@ def heap(image: Path) -> tuple[int, int, int]:
     from tools.flashsim.pico import EmulatedPico
 
     async def measure() -> str:
-        pico = EmulatedPico(image)
-        try:
-            await pico.start()
-            return (await pico.run(_HEAP, 300))[0]
-        finally:
-            pico.stop()
+        async with EmulatedPico(image) as pico:
+            return await pico.run(_HEAP, 300)
 
     words = asyncio.run(measure()).split()
     return int(words[0]), int(words[1]), int(words[2])

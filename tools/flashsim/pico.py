@@ -1,14 +1,12 @@
 """An emulated Pico (rp2040py) with stock MicroPython. Host only.
 
-    pico = EmulatedPico("RPI_PICO-20250911-v1.26.1.uf2")          the file in FLASHMQTT_UF2
-    pico.install({"lib/flashmqtt/...": content}, storage_bytes)   files, before the start
-    await pico.start()
-    printed, cut = await pico.run(code, timeout_s=60)             the output up to the end or the power cut
+    async with EmulatedPico("RPI_PICO-20250911-v1.26.1.uf2") as pico:       the file in FLASHMQTT_UF2
+        printed = await pico.run(code, timeout_s=60)
 
-`host_tests/flash/cut_pico.py` cuts its power. Written for rp2040py 0.3.6. This module knows no journal.
+`pico.install({"lib/flashmqtt/...": content}, storage_bytes)` gives it files before the start. `host_tests/flash/cut_pico.py` cuts
+its power. Written for rp2040py 0.3.6. This module knows no journal.
 """
 
-import asyncio
 import dataclasses
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,7 @@ FLASH_BYTES = 2 * 1024 * 1024
 
 
 class EmulatedPico:
-    """One board, from power-on to power cut."""
+    """One board, from power-on to power-off."""
 
     def __init__(self, uf2: str | Path, content: bytes | None = None) -> None:
         from rp2040py.boards import BOARDS
@@ -30,61 +28,29 @@ class EmulatedPico:
         self.device: Any = MicroPythonDevice(board=board)
         if content is not None:
             self.device.mcu.flash[: len(content)] = content
-        self.cut = asyncio.Event()  # set: the power was cut
+
+    async def __aenter__(self) -> "EmulatedPico":
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.stop()
 
     async def start(self, timeout_s: float = 120) -> None:
         """Boot until the USB console is available."""
         await self.device.astart(timeout_s)
 
-    async def run(self, code: str, timeout_s: float = 120) -> tuple[str, bool]:
-        """Run code in the raw REPL; return its output, and whether the power was cut.
+    async def run(self, code: str, timeout_s: float = 120) -> str:
+        """Run code in the raw REPL; return its output.
 
         Raises:
             RuntimeError: the code raised; the text is the traceback.
             TimeoutError: the code did not end in time.
         """
-        from rp2040py.device.raw_repl import RawReplRunner
-
-        cut, done, heard, errors = self.cut, asyncio.Event(), bytearray(), []
-
-        class Runner(RawReplRunner):  # type: ignore[misc, valid-type]
-            def feed(self, data: bytes | bytearray) -> None:
-                if not cut.is_set():  # drop output of the emulated CPU after the power cut
-                    heard.extend(data)
-                    super().feed(data)
-
-        def failed(error: Exception) -> None:
-            errors.append(error)
-            done.set()
-
-        runner = Runner(self.device.cdc, code.encode(), on_result=lambda _: done.set(), on_error=failed)
-
-        def pump() -> None:
-            if not done.is_set() and not cut.is_set():
-                runner.pump()
-                alarm.schedule(1_000_000)
-
-        alarm = self.device.simulator.clock.create_alarm(pump)
-        await runner.start()
-        alarm.schedule(1_000_000)
-        waits = [asyncio.ensure_future(done.wait()), asyncio.ensure_future(cut.wait())]
-        finished, _ = await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-        for wait in waits:
-            wait.cancel()
-        printed = bytes(heard)
-        printed = printed[printed.find(b">OK") + 3 :] if b">OK" in printed else b""
-        printed = printed.split(b"\x04")[0].replace(b"\r", b"")
-        if cut.is_set():
-            return printed.decode(errors="replace"), True
-        if not finished:
-            raise TimeoutError(f"no end within {timeout_s} s; printed {printed!r}")
-        await runner.stop()
-        if errors:
-            raise errors[0]
-        assert runner.result is not None
-        if runner.result[1]:
-            raise RuntimeError(runner.result[1].decode(errors="replace"))
-        return printed.decode(errors="replace"), False
+        printed, problem = await self.device.aexec(code, timeout_s)
+        if problem:
+            raise RuntimeError(problem.decode(errors="replace"))
+        return printed.replace(b"\r", b"").decode(errors="replace")
 
     def stop(self) -> None:
         """End the emulation."""

@@ -108,11 +108,8 @@ def blank_run(storage: bytes) -> int:
 
 async def storage_bytes(uf2: Path) -> int:
     """Return the size of a Pico's file system."""
-    pico = EmulatedPico(uf2)
-    await pico.start()
-    printed, _ = await pico.run("import rp2\nprint(rp2.Flash().ioctl(4, 0))")
-    pico.stop()
-    return int(printed) * SECTOR_BYTES
+    async with EmulatedPico(uf2) as pico:
+        return int(await pico.run("import rp2\nprint(rp2.Flash().ioctl(4, 0))")) * SECTOR_BYTES
 
 
 async def on_pico(
@@ -120,18 +117,15 @@ async def on_pico(
 ) -> list[float]:
     """Return the time of each operation, in milliseconds, on an emulated Pico with these files and this journal."""
     pico = EmulatedPico(uf2)
-    try:
-        pico.install(on_board, storage)
-        start = FLASH_BYTES - storage
-        flash = pico.device.mcu.flash
-        first = blank_run(bytes(flash[start:FLASH_BYTES]))
-        at = start + first * SECTOR_BYTES
-        flash[at : at + len(journal)] = journal
-        await pico.start()
-        code = f"FIRST = {first}\n" + RUN.format(case=case, count=count, sectors=SECTORS)
-        printed, _ = await pico.run(code, timeout_s=400)
-    finally:
-        pico.stop()
+    pico.install(on_board, storage)
+    start = FLASH_BYTES - storage
+    flash = pico.device.mcu.flash
+    first = blank_run(bytes(flash[start:FLASH_BYTES]))
+    at = start + first * SECTOR_BYTES
+    flash[at : at + len(journal)] = journal
+    code = f"FIRST = {first}\n" + RUN.format(case=case, count=count, sectors=SECTORS)
+    async with pico:
+        printed = await pico.run(code, timeout_s=400)
     return [us / 1000 for us in ast.literal_eval(printed.strip().splitlines()[-1])]
 
 
