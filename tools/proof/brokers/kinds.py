@@ -14,6 +14,8 @@ from importlib import metadata
 from pathlib import Path
 from string import Template
 
+import psutil  # type: ignore[import-untyped]
+
 from tools import bootstrap, children
 from tools.bootstrap import ROOT
 from tools.broker import Broker, free_port
@@ -120,14 +122,7 @@ def _installed(package: str) -> str:
 
 def _epmds() -> set[int]:
     """Return the process ids of Erlang's port mappers."""
-    found = set()
-    for place in Path("/proc").glob("[0-9]*/comm"):
-        try:
-            if place.read_text().strip() == "epmd":
-                found.add(int(place.parent.name))
-        except (OSError, ValueError):
-            continue
-    return found
+    return {process.pid for process in psutil.process_iter(["name"]) if process.info["name"] == "epmd"}
 
 
 def provide_debian(package: str) -> str:
