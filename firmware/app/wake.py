@@ -6,6 +6,7 @@ from flashmqtt.compat import const
 
 _SHORT_TURN_MS = const(50)
 _LISTEN_MS = const(300)
+_LATER_MS = const(1 << 29)  # than any wake ends
 _CONVERSION_MS = const(800)  # of a DS18B20, the slowest sensor whose first read only starts a measurement
 
 
@@ -26,7 +27,7 @@ def wake(application):
             labels = None
     if labels:
         application._boot()
-    application._health_ms = application.uptime.ms() + config["awake_s"] * 1000
+    application._health_ms = _LATER_MS
     if config["health_s"] and application.journal.boot % max(1, config["health_s"] // config["sleep_s"]) == 0:
         application._tell_health()
     deadline = application.uptime.ms() + config["awake_s"] * 1000

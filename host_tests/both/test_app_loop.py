@@ -9,9 +9,9 @@ from loopback import Loopback
 from test_app_worn import Board, Facts, Odd, Restarted, _with, end, fall_asleep, restarting, turns
 
 
-def _offline():
+def _offline(**settings):
     """Return an application without a network, whose reset raises `Restarted`, and its broker."""
-    application, broker = _with([Odd("a", 3)])
+    application, broker = _with([Odd("a", 3)], **settings)
     restarting(application.board)
     application.board.network_up = lambda *arguments: False
     return application, broker
@@ -117,6 +117,31 @@ def test_sleeping_board_publishes_its_health_about_every_health_s():
         fall_asleep(Application(board, check(settings), state))
     broker()
     assert len([one for one in broker.of(3) if b"/health" in one[:30]]) == 2
+    broker.close()
+
+
+@pytest.mark.req("B5", "S5")
+def test_wake_without_a_network_stores_no_health_message_before_it_is_due():
+    application, broker = _offline(sleep_s=600, awake_s=1, health_s=86400)
+    fall_asleep(application)
+    assert application.journal.stored == 1  # the readings
+    broker.close()
+
+
+@pytest.mark.req("B5", "R5", "S5")
+def test_drop_by_the_last_message_of_a_wake_is_noted_before_the_board_sleeps():
+    application, broker = _offline(sleep_s=600, awake_s=1)
+    turn = application.turn
+
+    def last(wait_ms):
+        turn(wait_ms)
+        while not application.journal.dropped:
+            application.publish("readings", 1, [{"n": "load", "v": 1}])
+        application.uptime._ms += 1000
+
+    application.turn = last
+    fall_asleep(application)
+    assert application.state["dropped_from"] == 1
     broker.close()
 
 
