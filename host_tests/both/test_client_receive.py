@@ -272,6 +272,19 @@ def test_messages_beyond_the_waiting_limit_arrive_in_order_after_a_reconnect():
     mqtt.disconnect()
 
 
+@pytest.mark.req("Q3", "R1")
+def test_left_message_is_requested_again_when_half_of_the_waiting_bytes_are_free():
+    broker, mqtt = connected(waiting_bytes=400)
+    broker.give(publish(b"a", b"1" * 300, 1, 1), publish(b"b", b"2" * 300, 1, 2))  # the second one does not fit
+    turn(broker, mqtt)
+    mqtt.subscribe("b", 1, lambda m: None)
+    queue = mqtt.session.waiting
+    assert not queue.wants_restart(queue._left_ms + 60_000)
+    mqtt.subscribe("a", 1, lambda m: None)
+    poll_until(mqtt, lambda: broker.connects == 2)
+    mqtt.disconnect()
+
+
 @pytest.mark.req("Q3", "R4")
 def test_message_without_room_comes_again_although_later_ones_are_done():
     broker, mqtt = connected(waiting=4)
