@@ -95,6 +95,18 @@ def _flood(count: int, scene: Scene, **rest) -> bytes:
     return b"".join(_bad(scene, packet_id=1000 + n, **rest) for n in range(count))
 
 
+def _ack1(kind: int, scene: Scene) -> bytes:
+    return p.ack(kind, scene.id1)
+
+
+def _ack2(kind: int, scene: Scene, times: int = 1) -> bytes:
+    return p.ack(kind, scene.id2) * times
+
+
+def _refusal(code: int, scene: Scene) -> bytes:
+    return p.connack(scene.level, 0, code)
+
+
 def _suback(*codes_and_scene: Any) -> bytes:
     *codes, scene = codes_and_scene
     return p.suback(scene.request, codes, scene.level)
@@ -118,9 +130,9 @@ def _wrongs() -> list[Wrong]:
         add(f"{name} with flags of 1", "malformed", p.packet(kind << 4 | 1, b"\x00\x09"))
         add(f"{name} that is too long", "malformed", p.packet(head, b"\0\x09\0\0\0\0"))
         if kind != p.PUBREL:
-            add(f"{name} for the QoS 1 message", "flow", lambda s, kind=kind: p.ack(kind, s.id1))
-            add(f"{name} for the QoS 2 message", "flow", lambda s, kind=kind: p.ack(kind, s.id2))
-            add(f"{name} for the QoS 2 message, twice", "flow", lambda s, kind=kind: p.ack(kind, s.id2) * 2)
+            add(f"{name} for the QoS 1 message", "flow", partial(_ack1, kind))
+            add(f"{name} for the QoS 2 message", "flow", partial(_ack2, kind))
+            add(f"{name} for the QoS 2 message, twice", "flow", partial(_ack2, kind, times=2))
     add("PUBREC with a code of failure for an unknown id", "tolerated", p.ack(p.PUBREC, UNKNOWN, 0x80), levels="5")
     add("PUBACK with a reserved code", "malformed", p.ack(p.PUBACK, UNKNOWN, 0x7E), levels="5")
     # Answers to requests.
@@ -193,9 +205,9 @@ def _wrongs() -> list[Wrong]:
     add("silence", "deadline", ("silence",))
     first: dict[str, Any] = {"moments": ("connect",), "instead": True}
     for code in range(1, 6):
-        add(f"CONNACK with code {code}", "refused", lambda s, code=code: p.connack(s.level, 0, code), levels="34", **first)
+        add(f"CONNACK with code {code}", "refused", partial(_refusal, code), levels="34", **first)
     for code in (0x84, 0x85, 0x86, 0x87, 0x88, 0x8A, 0x9F):
-        add(f"CONNACK with code {code:#x}", "refused", lambda s, code=code: p.connack(s.level, 0, code), levels="5", **first)
+        add(f"CONNACK with code {code:#x}", "refused", partial(_refusal, code), levels="5", **first)
     add("CONNACK with a reserved code", "malformed", lambda s: p.connack(s.level, 0, 99), levels="34", **first)
     add("CONNACK with reserved flags", "malformed", lambda s: p.connack(s.level, 2), levels="45", **first)
     add("CONNACK refused with a session", "malformed", lambda s: p.connack(s.level, 1, 5), levels="4", **first)
