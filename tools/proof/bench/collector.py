@@ -7,7 +7,6 @@ last message (for the collector: to its sync).
 
 import asyncio
 import os
-import socket
 import statistics
 import subprocess
 import sys
@@ -17,8 +16,8 @@ from pathlib import Path
 
 from tools.bootstrap import ROOT
 from tools.broker import Broker
-from tools.proof import packets as p
 from tools.proof.bench.figures import Bench
+from tools.proof.faults.peer import Peer
 
 BROKER = "max_inflight_messages 10000\nautosave_on_changes false\nautosave_interval 1800\nlog_type none"
 DEVICES = 50
@@ -27,33 +26,16 @@ PAYLOAD = b'[{"bn":"device-%02d/","boot":3,"seq":%08d,"up":12.345,"n":"load1","v
 DEADLINE_S = 120
 
 
-def packet(ordinal: int, packet_id: int) -> bytes:
-    """Return the PUBLISH of one reading, about 100 bytes long."""
-    device = ordinal % DEVICES
-    return p.publish(b"flashmqtt/device-%02d/readings" % device, PAYLOAD % (device, ordinal), 1, packet_id)
-
-
-def fill(port: int, count: int) -> None:
-    """Publish `count` messages at QoS 1 and wait until the broker has acknowledged all of them."""
-    with socket.create_connection(("127.0.0.1", port)) as sock:
-        sock.sendall(p.connect(""))
-        assert sock.recv(4) == p.connack()
-        for first in range(0, count, 1000):
-            many = range(first, min(first + 1000, count))
-            sock.sendall(b"".join(packet(ordinal, ordinal % 1000 + 1) for ordinal in many))
-            left = 4 * len(many)
-            while left:
-                left -= len(sock.recv(left))
-
-
-def subscribe(port: int, client_id: str) -> None:
-    """Make a persistent session with a QoS 1 subscription."""
-    with socket.create_connection(("127.0.0.1", port)) as sock:
-        sock.sendall(p.connect(client_id, clean=False))
-        assert sock.recv(4) == p.connack()
-        sock.sendall(p.subscribe(10, [("flashmqtt/#", 1)]))
-        assert sock.recv(5) == p.suback(10, [1])
-        sock.sendall(p.disconnect())
+async def prepare(port: int, client_id: str, count: int) -> None:
+    """Make a client's persistent session with a QoS 1 subscription; then publish so many readings of about 100 bytes."""
+    receiver = await Peer(port, client_id, clean=False).start()
+    await receiver.subscribe("flashmqtt/#", 1)
+    await receiver.stop()
+    peer = await Peer(port, "bench-peer").start()
+    for first in range(0, count, 1000):
+        batch = ((ordinal % DEVICES, ordinal) for ordinal in range(first, min(first + 1000, count)))
+        await asyncio.gather(*(peer.send("flashmqtt/device-%02d/readings" % one[0], PAYLOAD % one, 1) for one in batch))
+    await peer.stop()
 
 
 def ours(port: int, count: int, landing: Path) -> float:
@@ -107,8 +89,7 @@ def paho(port: int, count: int) -> float:
 
 def measure(kind: str, port: int, count: int, directory: Path) -> float:
     """Run one side in a process of its own; return messages a second."""
-    subscribe(port, kind)
-    fill(port, count)
+    asyncio.run(prepare(port, kind, count))
     command = [sys.executable, "-m", "tools.proof.bench.collector", kind, str(port), str(count), str(directory)]
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'firmware'}"}
     answer = subprocess.run(
