@@ -18,7 +18,7 @@ from tools.flashsim.tear import tear
 from tools.proof.device import END
 from tools.proof.faults.cases import Verdict as Reported
 from tools.proof.faults.cases import compared
-from tools.proof.faults.runner import Worker, settings
+from tools.proof.faults.runner import Worker, arrived, settings
 from tools.proof.program import BoardFailed, Program, ProgramEnded, holds
 from tools.proof.proxy import Proxy
 
@@ -88,9 +88,7 @@ class Case:
                 peer.send(inward, END.encode(), qos)
             async with asyncio.timeout(END_S):
                 await living
-            marker = peer.send(outward, b"0;", 1)
-            await holds(lambda: b"0;" in peer.received[outward], 5)
-            await marker
+            numbers = await arrived(peer, outward)
         except (BoardFailed, ProgramEnded, TimeoutError) as failed:
             verdict.problems.append(f"the board is not done: {failed!r}")
             return verdict
@@ -98,7 +96,7 @@ class Case:
             await board.off(rng)
             await asyncio.gather(living, return_exceptions=True)
             await proxy.stop()
-        _judge(verdict, [int(body.split(b";")[0]) for body in peer.received[outward][:-1]])
+        _judge(verdict, numbers)
         return verdict
 
 

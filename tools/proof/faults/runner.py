@@ -86,6 +86,15 @@ def inbound(topic: str, case: Case) -> str:
     return topic + ("/in" if case.flow == "both" else "")
 
 
+async def arrived(peer: Peer, topic: str) -> list[int]:
+    """Return the numbers of the messages that the peer has received, up to one that it sends to itself now."""
+    marker = peer.send(topic, b"0;end", 1)
+    await holds(lambda: b"0;end" in peer.received[topic], 5)
+    await marker
+    peer.unsubscribe(topic)
+    return [int(body.split(b";")[0]) for body in peer.received.pop(topic) if body != b"0;end"]
+
+
 class Worker:
     """Runs one case after another."""
 
@@ -194,11 +203,7 @@ class Worker:
             if image:
                 image.unlink(missing_ok=True)
         if case.flow != "in":
-            marker = peer.send(topic, b"0;end", 1)
-            await holds(lambda: b"0;end" in peer.received[topic], 5)
-            await marker
-            peer.unsubscribe(topic)
-            outcome.received = [int(body.split(b";")[0]) for body in peer.received.pop(topic) if body != b"0;end"]
+            outcome.received = await arrived(peer, topic)
 
     async def _send(self, case: Case, topic: str, peer: Peer, proxy: Proxy, settled: asyncio.Event) -> None:
         """Send the numbered messages to the device, when it has subscribed, and then "end"."""
