@@ -626,7 +626,7 @@ def test_forgetting_an_unknown_device_changes_nothing(fleet, landing, tmp_path):
 
 def test_forget_reports_rows_left_in_a_database(fleet, landing, tmp_path, monkeypatch):
     rows = {"plain": [3, 0], "sticky": [2, 2]}
-    monkeypatch.setattr(sink, "forget", lambda output, devices: {name: left.pop(0) for name, left in rows.items()})
+    monkeypatch.setattr(sink, "forget", lambda *_: {name: left.pop(0) for name, left in rows.items()})
     done = forget.forget(str(landing.directory), str(tmp_path / "out"), [GONE])
     assert (done.rows["plain"], done.left) == (3, ["sticky: 2 rows"])
 

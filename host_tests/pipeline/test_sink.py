@@ -635,6 +635,21 @@ def test_forgetting_a_plain_device_updates_sink_and_verdict(tables, tmp_path):
     assert_same(to, output)
 
 
+def test_forgotten_name_in_texts_of_other_devices_becomes_asterisks_in_the_sink(to, tables):
+    landing = tables.landing
+    landing.raw("secret-device/t", b"7")
+    landing.raw("json/k", b'{"a": "near secret-device", "b": "secret-device-2 is another one"}')
+    landing.raw("secret-device-2/t", b"7")
+    landing.message("b", 1, 8, kind="boot", cause="by secret-device")
+    tables.batch()
+    out = tables.output.storage.uri
+    assert sink.main(["--out", out, "--to", to]) == 0
+    assert forget.forget(str(landing.directory), out, ["secret-device"]).left == []
+    assert_same(to, tables.output)
+    texts = {text for (text,) in run(to, "SELECT text FROM readings WHERE device = 'k' AND seq > 10")}
+    assert {"near *************", "secret-device-2 is another one"} <= texts
+
+
 def test_unusable_database_ends_the_command_and_follow_retries(tables, tmp_path):
     to, out = tmp_path / "r.duckdb", tables.output.storage.uri
     to.write_text("no database")

@@ -32,6 +32,7 @@ class Names:
         of: returns the possible devices of a message, from its topic and its payload (None if it is unknown).
 
     Attributes:
+        forms: all other names, in the forms in which they may be written, longest first.
         weak: names that a search of bytes can't distinguish from other things: they are too short, a word of a file format,
             or the name of a kept device's reading.
     """
@@ -53,14 +54,14 @@ class Names:
         self.weak |= self.devices & texts
         forms = {form: name for name in self.devices - self.weak for form in forms_of(name)}
         self.longest = max(map(len, forms), default=1)
-        ordered = sorted(forms, key=len, reverse=True)
-        self._pattern = re.compile(b"|".join(map(re.escape, ordered))) if forms else None
+        self.forms = sorted(forms, key=len, reverse=True)
+        self._pattern = re.compile(b"|".join(map(re.escape, self.forms))) if forms else None
         self._longer = {name: [one for one in self.kept if f"/{name}/" in f"/{one}/"] for name in self.devices}
         # (a form's position in a kept name, the kept name's length): kept names
         self._around: dict[tuple[int, int], set[bytes]] = {}
         for name in self.kept | texts:
             for whole in forms_of(name, base64_too=False):
-                for form in ordered:
+                for form in self.forms:
                     at = whole.find(form)
                     while at >= 0:
                         self._around.setdefault((at, len(whole)), set()).add(whole)

@@ -156,7 +156,7 @@ def forget(
                 publish()
                 delta.forget_history()
             _delete_unnamed(output, names)
-            for place, rows in _forget_in_databases(output, devices):
+            for place, rows in _forget_in_databases(output, devices, names):
                 done.add(place, rows)
             if output.latest():
                 found = verdict.judge(output)
@@ -172,7 +172,9 @@ def forget(
                 done.shared |= set().union(*its) - names.devices
         if not dry:
             done.left += [
-                f"{place}: {counted(rows, 'row')}" for place, rows in _forget_in_databases(output, devices) if rows
+                f"{place}: {counted(rows, 'row')}"
+                for place, rows in _forget_in_databases(output, devices, names)
+                if rows
             ]
     return done
 
@@ -222,14 +224,14 @@ def format_words(output: Output, landing: Storage | None, stores: list[LandingSt
     return " ".join(found).encode()
 
 
-def _forget_in_databases(output: Output, devices: list[str]) -> list[tuple[str, int]]:
+def _forget_in_databases(output: Output, devices: list[str], names: Names) -> list[tuple[str, int]]:
     """Delete the devices' rows from the databases that `sink` fills; return the number of rows by database.
 
     Raises:
         OutputError: a database can't be reached.
     """
     try:
-        return list(sink.forget(output, devices).items())
+        return list(sink.forget(output, devices, names).items())
     except Exception as error:  # of any database's driver
         raise OutputError(
             f"databases of these tables: {error}. Everything else is done. Run the same command again for the rest"

@@ -26,6 +26,7 @@ import pyarrow as pa
 
 from tools import command
 from tools.landing.durable import replacing
+from tools.landing.names import Names
 
 from . import options
 from .sinks.database import BOOTS, LAYOUT, SHEET, TABLES, Position, Sink, SinkError
@@ -194,8 +195,10 @@ def _read(output: Output, name: str, kind: type, remedy: str) -> Any:
     raise SinkError(f"{output.storage.uri}/{name} is damaged: restore it from a copy; if there is none, {remedy}")
 
 
-def forget(output: Output, devices: list[str]) -> dict[str, int]:
+def forget(output: Output, devices: list[str], names: Names | None = None) -> dict[str, int]:
     """Delete devices from all databases of an output; return the number of deleted rows by database.
+
+    With `names`, texts of other devices get asterisks for these names.
 
     A database that was later filled from another output has no rows of this one, and is not changed.
 
@@ -215,7 +218,7 @@ def forget(output: Output, devices: list[str]) -> dict[str, int]:
                 with sink.transaction():
                     position = sink.position()
                 is_ours = position is not None and position.output == identity(output)
-                deleted[to] = deleted.get(to, 0) + (sink.forget(devices) if is_ours else 0)
+                deleted[to] = deleted.get(to, 0) + (sink.forget(devices, names) if is_ours else 0)
             finally:
                 sink.close()
         except SinkError as error:

@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from tools.command import Failure
+from tools.landing.names import Names
 from tools.pipeline.batch import dating
 from tools.pipeline.tables import schemas
 
@@ -159,16 +160,32 @@ class Sink(ABC):
             self._run(f"DROP {kind} IF EXISTS {name}")
         self._prepare()
 
-    def forget(self, devices: list[str]) -> int:
-        """Delete all rows of some devices, and their bytes; return the number of rows."""
+    def forget(self, devices: list[str], names: Names | None = None) -> int:
+        """Delete all rows of some devices, and their bytes; return the number of rows. Mask `names` in the other rows."""
         deleted = 0
         with self.transaction():
-            for table in TABLES:
+            for table, schema in TABLES.items():
                 rows = f"FROM {table} WHERE device = ANY({self.mark})"
                 deleted += self._run(f"SELECT count(*) {rows}", [devices])[0][0]
                 self._run(f"DELETE {rows}", [devices])
+                for one in schema:
+                    if names and one.type == pa.string() and one.name != "device":
+                        self._mask(table, f'"{one.name}"', names)
         self._rewrite()
         return deleted
+
+    def _mask(self, table: str, column: str, names: Names) -> None:
+        """Replace names in a column's texts by asterisks, as in our tables."""
+        for form in filter(self._holds, (form.decode() for form in names.forms)):
+            for (text,) in self._run(
+                f"SELECT DISTINCT {column} FROM {table} WHERE strpos({column}, {self.mark}) > 0", [form]
+            ):
+                masked = names.without(text.encode()).decode()
+                self._run(f"UPDATE {table} SET {column} = {self.mark} WHERE {column} = {self.mark}", [masked, text])
+
+    def _holds(self, text: str) -> bool:
+        """Return whether the database's encoding has all characters of a text."""
+        return True
 
     @abstractmethod
     def _rewrite(self) -> None:

@@ -14,6 +14,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
 
+from tools.landing.names import Names
+
 from .database import TABLES, Sink, SinkError, column_list, dated_view, first_line
 
 NAMES = ("device", "name", "collector")
@@ -106,12 +108,12 @@ class PostgresSink(Sink):
             + hashlib.blake2b(data, digest_size=16).hexdigest()
         )
 
-    def forget(self, devices: list[str]) -> int:
-        """Delete all rows of some devices, and their bytes; return the number of rows.
+    def forget(self, devices: list[str], names: Names | None = None) -> int:
+        """Delete all rows of some devices, and their bytes; return the number of rows. Mask `names` in the other rows.
 
         The server's write-ahead log, replicas and backups are not changed.
         """
-        return super().forget([one for one in map(self._short, devices) if self._holds(one)])
+        return super().forget([one for one in map(self._short, devices) if self._holds(one)], names)
 
     def _rewrite(self) -> None:
         warnings: list[str] = []
