@@ -206,9 +206,12 @@ Identifier: flashmqtt [id = 7784, runId = 4ca6]"""
 
 def test_killed_worker_is_reported_as_killed():
     said = "Lost task: org.apache.spark.SparkException: Python worker exited unexpectedly (crashed)\n\tat x"
-    assert session.cause(Exception(said)).startswith(
-        "a Python worker was killed, probably because there was too little memory"
-    )
+    # In a batch: the error in the function that Spark calls for each batch.
+    in_batch = f"Reason: Traceback (most recent call last):\n  File x, line 1\npy4j.protocol.Py4JJavaError: An error.\n: {said}"
+    for text in (said, in_batch):
+        assert session.cause(Exception(text)).startswith(
+            "a Python worker was killed, probably because there was too little memory"
+        )
 
 
 def test_failure_inside_spark_keeps_its_first_line():

@@ -301,11 +301,13 @@ def test_segment_of_another_writer_may_have_other_types_and_another_order(local,
     assert (commit.rows, commit.last_arrival_us) == ({"readings": 1, "prints": 1}, {})
 
 
-@pytest.mark.parametrize("last", ["prints", "state/lives"])
-def test_full_disk_is_one_error_and_leaves_no_temporary_file(local, landing, tmp_path, monkeypatch, last):
+@pytest.mark.parametrize("last", ["readings", "prints", "state/lives"])
+def test_full_disk_is_one_error_with_the_file_and_leaves_no_temporary_file(local, landing, tmp_path, monkeypatch, last):
     """Python would print a traceback for each file that is left open."""
     for device in "ad":
         landing.message(device, 1, 1)
+    for n in range(3000):  # more than a buffer of a file, so that also a write fails, not only the end of a file
+        landing.raw("d/t", b"%d.%d" % (n, n * n))
     landing.seal()
     ignored = []
     monkeypatch.setattr(sys, "unraisablehook", ignored.append)
@@ -319,7 +321,7 @@ def test_full_disk_is_one_error_and_leaves_no_temporary_file(local, landing, tmp
 
     monkeypatch.setattr(Storage, "create", create)
     try:
-        with pytest.raises(OSError, match="File too large"):
+        with pytest.raises(OSError, match=f"File too large: '{tmp_path}/out/"):
             once(local, str(landing.directory), str(tmp_path / "out"), 2)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)

@@ -179,17 +179,20 @@ LONGEST_CAUSE = 2000
 
 
 def cause(error: Exception) -> str:
-    """Return the text of the last Python error inside Spark, or the first line of Spark's own text."""
+    """Return the text of the last Python error inside Spark, or the first line of Spark's own text.
+
+    If a worker was killed in a batch, there is also a Python error: of the call that ran the tasks.
+    """
     text = str(error)
-    if found := TRACEBACK.findall(text):
-        last = SURROUNDING.sub("", " ".join(line.strip() for line in found[-1][1].splitlines()))
-        kind, _, words = last.partition(": ")
-        return (words if words and kind.startswith(OURS) else last)[:LONGEST_CAUSE]
     if "Python worker exited unexpectedly" in text:
         return (
             "a Python worker was killed, probably because there was too little memory. Give it more"
             " (spark.executor.memoryOverhead on a cluster), or use fewer cores"
         )
+    if found := TRACEBACK.findall(text):
+        last = SURROUNDING.sub("", " ".join(line.strip() for line in found[-1][1].splitlines()))
+        kind, _, words = last.partition(": ")
+        return (words if words and kind.startswith(OURS) else last)[:LONGEST_CAUSE]
     lines = (line.strip() for line in text.splitlines())
     return SURROUNDING.sub("", next((line for line in lines if line and not line.startswith(CALLED)), repr(error)))
 

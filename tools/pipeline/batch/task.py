@@ -239,7 +239,12 @@ class _Writers:
             stream = stack.enter_context(self.storage.create(file))
             self.open[key] = file, stack, stack.enter_context(parquet_writer(stream, rows.schema, file)), 0
         file, stack, writer, before = self.open[key]
-        writer.write_table(rows)
+        try:
+            writer.write_table(rows)
+        except OSError as error:
+            if error.errno and not error.filename:  # closing the file raises an error of its own, which gets the name
+                error.filename = self.storage.path(file)
+            raise
         self.open[key] = file, stack, writer, before + rows.num_rows
 
     def close(self) -> None:
