@@ -259,6 +259,8 @@ def ended(act: Callable[[], int], *failures: type[Exception], stopped: str = STO
     signal.signal(signal.SIGTERM, _interrupt)
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # see tools/__init__.py
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a device's name may have characters that the locale's encoding lacks
+        sys.stdout.reconfigure(errors="backslashreplace")
     reported: tuple[type[Exception], ...] = (Failure, *failures)
     try:
         status = act()

@@ -5,6 +5,8 @@ import importlib
 import json
 import os
 import re
+import subprocess
+import sys
 import time
 
 import pyarrow.parquet as pq
@@ -604,6 +606,26 @@ def test_verdict_command_requires_tables_and_prints_the_verdict(local, landing, 
     (out / "format.json").write_text('{"format": 0, "buckets": 2}')
     with pytest.raises(OutputError, match="table format 0"):
         Output(str(out)).check_format()
+
+
+def test_machine_whose_locale_has_only_ascii_gets_page_and_verdict(local, landing, out, tmp_path):
+    fill(landing, "k\u00fcche")
+    taken(local, landing, out)
+    names = tmp_path / "names"
+    names.write_text("k\u00fcche", "utf-8")
+    ascii_only = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+
+    def run(module, *more):
+        command = [sys.executable, "-m", f"tools.pipeline.{module}", "--out", str(out), *more]
+        ran = subprocess.run(command, capture_output=True, text=True, env=ascii_only, check=False)
+        assert ran.returncode == 0, ran.stderr
+        return ran.stdout
+
+    assert r"k\xfcche" in run("verdict")
+    run("report")
+    assert "\u203a</button>" in (out / "report.html").read_text("utf-8")
+    files = run("forget", "--landing", str(landing.directory), "--devices", str(names), "--dry-run")
+    assert "report.html" in files
 
 
 @pytest.mark.req("P4")

@@ -216,7 +216,7 @@ def format_words(output: Output, landing: Storage | None, stores: list[LandingSt
         "flashmqtt",
         "checkpoint",
         series.SCHEMA,
-        *(Path(report.__file__).with_name(f"page.{kind}").read_text() for kind in ("html", "css", "js")),
+        *(Path(report.__file__).with_name(f"page.{kind}").read_text("utf-8") for kind in ("html", "css", "js")),
         json.dumps([summary.empty(), vars(verdict.Verdict(0, {}))], default=vars),
         *(verdict.WHOLE, verdict.LOST, plain.NO_MAPPING),
         WORDS_OF_LIBRARIES,
@@ -664,7 +664,7 @@ def _devices(names: list[str], file: Path | None) -> list[str]:
         OSError, OutputError: the file can't be read, or a name is not UTF-8.
     """
     try:
-        found = sorted({*names, *(file.read_text().split("\n") if file else [])} - {""})
+        found = sorted({*names, *(file.read_text("utf-8").split("\n") if file else [])} - {""})
     except UnicodeDecodeError as error:
         raise OutputError(f"--devices {file}: {error}") from error
     for name in found:

@@ -218,15 +218,15 @@ def page(facts: dict[str, Any]) -> str:
     here = Path(__file__)
     parts = {
         "title": TITLE,
-        "style": here.with_name("page.css").read_text(),
-        "script": here.with_name("page.js").read_text(),
+        "style": here.with_name("page.css").read_text("utf-8"),
+        "script": here.with_name("page.js").read_text("utf-8"),
         "verdict": html.escape(facts["verdict"]["line"]),
         "good": "bad" if facts["verdict"]["status"] else "good",
         "tiles": tiles,
         "series": _script("series", facts.pop("series")) if "series" in facts else "",
     }
     parts["facts"] = _script("facts", facts)
-    return Template(here.with_name("page.html").read_text()).substitute(parts)
+    return Template(here.with_name("page.html").read_text("utf-8")).substitute(parts)
 
 
 def _script(name: str, value: Any) -> str:

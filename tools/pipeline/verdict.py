@@ -506,7 +506,7 @@ def _counters(path: Path) -> dict[str, Any]:
         OSError, Failure: the file can't be read, or has another form.
     """
     try:
-        boards: dict[str, Any] = json.loads(path.read_text())
+        boards: dict[str, Any] = json.loads(path.read_bytes())
         for device, counters in boards.items():
             for boot in counters["boots"]:
                 number, first, last = boot["boot"], boot["first"], boot["last"]
