@@ -68,8 +68,10 @@ def operators() -> list:
 
 
 def is_code(node) -> bool:
-    """Return whether a node is neither in an annotation nor in a function's head."""
+    """Return whether a node is neither in an annotation nor in a function's head, nor for type checks only."""
     while node.parent:
+        if node.type == "if_stmt" and node.children[1].get_code() == " TYPE_CHECKING":
+            return False
         if node.parent.type in {"annassign", "param"} or (node.parent.type == "funcdef" and node.type != "suite"):
             return False
         node = node.parent
