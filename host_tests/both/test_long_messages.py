@@ -65,6 +65,15 @@ def test_long_message_is_skipped_for_any_chunking(qos):
             assert took[-1] == puback(8)
 
 
+@pytest.mark.req("R2", "W13")
+@pytest.mark.parametrize("chunks", [False, True])
+def test_payload_of_a_long_message_is_not_read_as_packets(chunks):
+    for before in range(4):
+        broker = connected(buffer_bytes=SIZE, chunks=chunks)
+        broker.give(publish(b"a", b"x" * before + puback(9) * 60), SHORT)
+        assert broker.took() == BEHIND
+
+
 @pytest.mark.req("R2")
 @pytest.mark.parametrize("level", [3, 4])
 def test_skipped_qos_2_message_completes_its_flow(level):
