@@ -347,7 +347,7 @@ def test_long_qos_2_message_cut_at_any_byte_arrives_once(level):
 
     stream = long + pubrel(9)
     for cut in range(len(stream) + 1):
-        broker = peer(buffer_bytes=SIZE, packet_bytes=SIZE, chunks=True, level=level, **options)
+        broker = peer(buffer_bytes=SIZE, packet_bytes=8, chunks=True, level=level, **options)
         accepted(broker)
         taker = Taker(broker)
         broker.give(stream[:cut])
