@@ -134,7 +134,6 @@ def _pass(decoder: "Any", at: int, n: int) -> None:
         if 0 <= where + 1 < n:
             decoder.packet_id |= buf[at + where + 1]
     decoder._id_at = where - n
-    decoder._place(at, at)
 
 
 def room(decoder: "Any") -> "Any":
