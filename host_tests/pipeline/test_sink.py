@@ -265,6 +265,19 @@ def test_other_or_older_tables_are_refused_unless_anew_is_given(to, tables, tmp_
 
 
 @pytest.mark.req("P3")
+def test_database_that_lost_its_position_gets_no_row_twice(to, tables):
+    update(to, tables.output)
+    with reader(to) as read:
+        read("DELETE FROM position")
+    with pytest.raises(
+        SinkError, match="has rows, but no position: --anew deletes its rows and copies everything again"
+    ):
+        update(to, tables.output)
+    assert_same(to, tables.output)
+    update(to, tables.output, anew=True)
+    assert_same(to, tables.output)
+
+
 def test_sink_continues_after_the_disk_was_full_when_its_file_was_made(tables, tmp_path):
     to = str(tmp_path / "readings.duckdb")
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -38,6 +38,7 @@ REGISTERED = "registered.json"  # the end of the files' names; earlier versions 
 IDENTITY = "sinks/id.json"
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
 SHEET_ROWS = 1_048_575
+ANEW = "--anew deletes its rows and copies everything again"
 NO_DATABASE = (".csv", ".tsv", ".txt", ".xls", ".xlsx", ".ods", ".json", ".parquet")
 
 
@@ -94,12 +95,14 @@ def _next(output: Output, own: str, sink: Sink, anew: bool, taken: Callable[[], 
     """Copy the next commit in one transaction; return its batch and number of readings, or None if there is none."""
     with sink.transaction():
         before = sink.position()
-        if anew and before:
+        if anew:
             sink.clear()
             before = None
         commits = output.checked_commits()
         if before:
             _check(before, own, commits, sink)
+        elif not sink.is_empty():
+            raise SinkError(f"{sink.where} has rows, but no position: {ANEW}")
         taken()
         reached = before.batch if before else 0
         left = [commit for commit in commits if commit.batch > reached]
@@ -126,20 +129,19 @@ def _check(before: Position, own: str, commits: list[Commit], sink: Sink) -> Non
     Raises:
         SinkError: it is not.
     """
-    again = "--anew deletes its rows and copies everything again"
     if before.layout != LAYOUT:
-        raise SinkError(f"{sink.where} has tables of layout {before.layout}, this program writes {LAYOUT}: {again}")
+        raise SinkError(f"{sink.where} has tables of layout {before.layout}, this program writes {LAYOUT}: {ANEW}")
     same = [commit for commit in commits if commit.batch == before.batch]
     if before.output != own or any(
         (one.stream, one.stream_batch) != (before.stream, before.stream_batch) for one in same
     ):
         raise SinkError(
-            f"{sink.where} has rows of other tables (or of these, before they were made again): give another --to, or {again}"
+            f"{sink.where} has rows of other tables (or of these, before they were made again): give another --to, or {ANEW}"
         )
     if not commits or before.batch > commits[-1].batch:
         raise SinkError(
             f"{sink.where} is at batch {before.batch}, but the tables end before it. If they were restored from a backup, restore"
-            f" newer ones, or {again}"
+            f" newer ones, or {ANEW}"
         )
 
 

@@ -124,12 +124,16 @@ class Sink(ABC):
         self._run("CREATE TABLE position (told text NOT NULL)")
 
     def position(self) -> Position | None:
-        """Return the position; None if the database is empty."""
+        """Return the position; None if there is none."""
         rows = self._run("SELECT told FROM position")
         try:
             return Position(**json.loads(rows[0][0])) if rows else None
         except (TypeError, ValueError) as error:
             raise SinkError(f"{self.where}: another program or version wrote its table `position`: {error}") from error
+
+    def is_empty(self) -> bool:
+        """Return whether there are no rows."""
+        return not any(self._run(f"SELECT 1 FROM {table} LIMIT 1") for table in TABLES)
 
     def move(self, position: Position) -> None:
         """Set the position."""
