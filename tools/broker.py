@@ -5,6 +5,7 @@ All its files are in one directory, so that a killed broker can be started again
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -122,19 +123,16 @@ class Broker:
 
     def stop(self) -> None:
         """End the process with SIGTERM, and with SIGKILL if it does not end in time."""
-        if self._process is None:
-            return
-        self._process.terminate()
-        try:
-            self._process.wait(STOP_DEADLINE_S)
-        except subprocess.TimeoutExpired:
+        if self._process is not None:
+            self._process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(STOP_DEADLINE_S)
             self.kill()
-        self._process = None
 
     def kill(self) -> None:
-        """End the process with SIGKILL, like a power cut."""
+        """End the process and its children with SIGKILL, like a power cut."""
         if self._process is not None:
-            self._process.kill()
+            children.kill(self._process)
             self._process.wait()
             self._process = None
 

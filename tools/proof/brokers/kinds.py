@@ -16,7 +16,7 @@ from string import Template
 
 import psutil  # type: ignore[import-untyped]
 
-from tools import bootstrap, children
+from tools import bootstrap
 from tools.bootstrap import ROOT
 from tools.broker import Broker, free_port
 from tools.command import Failure
@@ -186,7 +186,7 @@ class Ejabberd(Kind):
 
 
 class RabbitMQ(Kind):
-    """RabbitMQ's MQTT plugin. It needs a port mapper (epmd), which is a child of this process, too."""
+    """RabbitMQ's MQTT plugin. It needs a port mapper (epmd), which is a child of the same process."""
 
     name, source, package = "rabbitmq", "Debian", "rabbitmq-server"
     levels = (3, 4)  # 5 came with RabbitMQ 3.13
@@ -195,34 +195,12 @@ class RabbitMQ(Kind):
     def __init__(self, directory: Path):
         super().__init__(directory)
         self._values |= {"mapper_port": free_port(), "node_port": free_port()}
-        self._mapper: subprocess.Popen | None = None
-
-    def start(self) -> Broker:
-        """Start the port mapper, then the broker."""
-        command = ["epmd", "-port", str(self._values["mapper_port"]), "-address", "127.0.0.1"]
-        self._mapper = children.popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        return super().start()
-
-    def stop(self) -> None:
-        """End the broker, then the port mapper."""
-        super().stop()
-        self._end_mapper()
-
-    def kill(self) -> None:
-        """End the broker with SIGKILL, then the port mapper."""
-        super().kill()
-        self._end_mapper()
-
-    def _end_mapper(self) -> None:
-        if self._mapper is not None:
-            self._mapper.kill()
-            self._mapper.wait()
-            self._mapper = None
 
     def _command(self) -> list[str]:
         self._write("rabbitmq.conf")
         self._write("enabled_plugins")
-        return [str(RABBITMQ_SERVER)]
+        mapper = f"epmd -port {self._values['mapper_port']} -address 127.0.0.1"
+        return ["sh", "-c", f"{mapper} & exec {RABBITMQ_SERVER}"]
 
 
 class Aedes(Kind):
