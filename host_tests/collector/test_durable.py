@@ -6,7 +6,11 @@ from unittest.mock import Mock
 
 import pytest
 
+from tools.command import Failure
 from tools.landing import durable
+from tools.landing.lock import take_lock
+from tools.pipeline import series
+from tools.pipeline.tables.commits import Output
 
 
 def test_failed_block_keeps_the_old_content_and_leaves_no_temporary_file(tmp_path):
@@ -47,6 +51,20 @@ def test_replaced_file_keeps_its_mode_and_owner(tmp_path, mode):
         file.write("new")
     found = (tmp_path / "file").stat()
     assert (found.st_mode & 0o777, found.st_gid) == (mode, owner)
+
+
+def test_new_file_belongs_to_the_owner_of_its_folder(tmp_path):
+    """Else a user's compaction is refused, and the page not updated, after root has run a command on the same tables."""
+    owner = os.getgid() if os.getuid() else 1234
+    (tmp_path / "report").mkdir()
+    for folder in (tmp_path, tmp_path / "report"):
+        os.chown(folder, -1, owner)
+    with durable.replacing(tmp_path / "file", "w") as file:
+        file.write("new")
+    os.close(take_lock(tmp_path / "lock", Failure()))
+    with series.Store(Output(str(tmp_path))).opened():
+        pass
+    assert {path.stat().st_gid for path in tmp_path.rglob("*")} == {owner}
 
 
 @pytest.mark.parametrize("sync", [True, False])

@@ -17,7 +17,7 @@ def replacing(
 ) -> Iterator[Any]:
     """Open a file for writing that gets the name `path` at the end of the block, or is deleted if the block raises.
 
-    A file that it replaces passes on its mode and its owner.
+    A file that it replaces passes on its mode and its owner. A new one belongs to the owner of its folder.
 
     Args:
         sync: the file and its name are durable at the end. Without it, the file may be empty after a power cut: only for
@@ -31,10 +31,9 @@ def replacing(
     temporary = temporary or path.with_name(f".{path.name}.tmp")
     try:
         with temporary.open(mode, **options) as file:
-            with contextlib.suppress(OSError):  # there is no file yet, or only root may give the new one to its owner
-                before = path.stat()
-                os.fchmod(file.fileno(), before.st_mode & 0o777)
-                os.fchown(file.fileno(), before.st_uid, before.st_gid)
+            with contextlib.suppress(OSError):  # there is no file yet
+                os.fchmod(file.fileno(), path.stat().st_mode & 0o777)
+            give(file.fileno(), path if path.exists() else path.parent)
             yield file
             file.flush()
             if sync:
@@ -50,6 +49,13 @@ def replacing(
             if is_write or error.filename == str(temporary):
                 error.filename = str(path)
         raise
+
+
+def give(handle: int, like: Path) -> None:
+    """Give an open file to the owner of another file or folder: else what root makes can't be written by that owner."""
+    with contextlib.suppress(OSError):  # only root may give files away
+        owner = like.stat()
+        os.fchown(handle, owner.st_uid, owner.st_gid)
 
 
 def sync_directory(directory: Path) -> None:

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 from tools.command import Failure
+from tools.landing.durable import give
 from tools.landing.log import LandingError
 
 LANDING_LOCK = ".lock"  # a hidden name, which Spark and `find_segments` ignore
@@ -29,6 +30,7 @@ def take_lock(path: Path, refusal: Failure, wait_s: float = 0.0, shared: bool = 
         OSError: the file can't be written.
     """
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    give(handle, path.parent)
     deadline = time.monotonic() + wait_s
     try:
         while True:

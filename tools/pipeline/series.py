@@ -24,6 +24,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tools.landing.durable import give
+
 from .batch.state import pack
 from .batch.ties import AHEAD_US, SET_SINCE_US, plausible
 from .tables import intervals
@@ -196,6 +198,8 @@ class Store:
     def _connect(self) -> sqlite3.Connection:
         if not self.path.exists():
             self.delete()  # the new file must not get the write-ahead log of a deleted one
+            with contextlib.suppress(OSError), self.path.open("ab") as file:  # SQLite reports the error
+                give(file.fileno(), self.path.parent)
         connection = sqlite3.connect(self.path, timeout=600, isolation_level=None)
         try:
             connection.execute("PRAGMA journal_mode=WAL")
