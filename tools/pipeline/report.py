@@ -101,11 +101,11 @@ def _collected(books: Books, found: Verdict, store: series.Store) -> dict[str, A
     for lives in books.rows("lives", schemas.LIVES.names):
         some = devices(lives, found.silence)
         health += np.bincount(some["health"].to_numpy(), minlength=len(health))
-        worst = first([some.select(SHOWN)], order, MOST_DEVICES, worst)
+        worst = first([worst, some.select(SHOWN)], order, MOST_DEVICES)
         for one in OWN:
             known = some.filter(some[one].is_valid())
             own_count[one] += known.num_rows
-            own[one] = first([known], [(one, "descending"), ("device", "ascending")], MOST_SHOWN, own[one])
+            own[one] = first([own[one], known], [(one, "descending"), ("device", "ascending")], MOST_SHOWN)
     listed = [_corrected(row, by_device) for row in worst.to_pylist()]
     by_name = {row["device"]: row for row in listed}
     sensors, has_days = 0, False
@@ -125,8 +125,8 @@ def _collected(books: Books, found: Verdict, store: series.Store) -> dict[str, A
     order = [("missing", "descending"), ("device", "ascending"), ("life", "ascending"), ("boot", "ascending")]
     columns = [*COLUMNS, "twice", "absent"]
     # All boots with problems come first; of the others, only the devices' newest boots are read.
-    some_rows = books.worst("audit", columns, order, MOST_ROWS, verdict.BAD).to_pylist()
-    some_rows += books.worst("audit", columns, order, MOST_ROWS, ~verdict.BAD, settled=False).to_pylist()
+    some_rows = first(books.rows("audit", columns, verdict.BAD), order, MOST_ROWS).to_pylist()
+    some_rows += first(books.rows("audit", columns, ~verdict.BAD, settled=False), order, MOST_ROWS).to_pylist()
     rows = [found.adjusted.get((row["device"], row["life"], row["boot"]), row) for row in some_rows[:MOST_ROWS]]
     octaves = sorted(map(int, sums["octaves"]))
     ranges, all_ranges = _longest_ranges(books.output)
@@ -164,7 +164,7 @@ def _longest_ranges(output: Output) -> tuple[list[dict[str, Any]], int]:
     longest, count = verdict.MISSING.empty_table(), 0
     for batch in output.storage.batches(verdict.FILES["missing"], verdict.MISSING.names):
         count += batch.num_rows
-        longest = first([pa.Table.from_batches([batch]).cast(verdict.MISSING)], order, MOST_SHOWN, longest)
+        longest = first([longest, pa.Table.from_batches([batch]).cast(verdict.MISSING)], order, MOST_SHOWN)
     return longest.to_pylist(), count
 
 

@@ -30,7 +30,7 @@ from . import options
 from .batch import plain
 from .batch.mapping import OURS
 from .tables import schemas, summary
-from .tables.books import Books, as_of_one_commit
+from .tables.books import Books, as_of_one_commit, first
 from .tables.commits import Output
 
 MOST_ROWS = 40
@@ -396,7 +396,7 @@ def _rows(books: Books, found: Verdict) -> list[dict[str, Any]]:
     small = found.totals["boots"] <= MOST_ROWS
     order = [("device", "ascending"), ("life", "ascending"), ("boot", "ascending")]
     most = MOST_ROWS + len(found.adjusted)
-    rows = books.worst("audit", list(PRINTED), order, most, None if small else BAD).to_pylist()
+    rows = first(books.rows("audit", list(PRINTED), None if small else BAD), order, most).to_pylist()
     of = {(row["device"], row["life"], row["boot"]): row for row in rows}
     of |= {key: row for key, row in found.adjusted.items() if small or row["missing"] or key in of}
     return [of[key] for key in sorted(of) if small or any(of[key][one] for one in ("missing", "twice", "absent"))][

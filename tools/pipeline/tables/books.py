@@ -27,41 +27,30 @@ class Books:
         self.output, self.commit = output, commit
 
     def rows(self, kind: str, columns: list[str], where: Where = None, settled: bool = True) -> Iterator[pa.Table]:
-        """Yield rows of `audit` or `lives`, a file at a time; with `settled` false, without the audit's settled boots."""
-        storage, schema = self.output.storage, _none(kind, columns).schema
+        """Yield an empty table, and rows of `audit`, `lives` or `plain`, a file at a time; with `settled` false, without the
+        audit's settled boots.
+        """
+        schema = pa.schema([schemas.STATE[kind].field(name) for name in columns])
+        yield schema.empty_table()
         for name in sorted(self.commit.state_files(kind, settled)):
-            found = storage.table(name, columns, filters=where)
+            found = self.output.storage.table(name, columns, filters=where)
             if found.num_rows:
                 yield found.cast(schema).combine_chunks()
 
     def all(self, kind: str, columns: list[str], where: Where = None) -> pa.Table:
         """Return all matching rows. Only for queries with few results."""
-        return pa.concat_tables([_none(kind, columns), *self.rows(kind, columns, where)])
-
-    def worst(
-        self,
-        kind: str,
-        columns: list[str],
-        order: list[tuple[str, str]],
-        most: int,
-        where: Where = None,
-        settled: bool = True,
-    ) -> pa.Table:
-        """Return the first `most` rows in the given order."""
-        return first(self.rows(kind, columns, where, settled), order, most, _none(kind, columns))
+        return pa.concat_tables(self.rows(kind, columns, where))
 
 
-def _none(kind: str, columns: list[str]) -> pa.Table:
-    return pa.schema([schemas.STATE[kind].field(name) for name in columns]).empty_table()
-
-
-def first(parts: Iterable[pa.Table], order: list[tuple[str, str]], most: int, found: pa.Table) -> pa.Table:
-    """Return the first `most` rows of `found` and of some more tables, in the given order."""
+def first(parts: Iterable[pa.Table], order: list[tuple[str, str]], most: int) -> pa.Table:
+    """Return the first `most` rows of some tables, at least one, in the given order."""
+    found: list[pa.Table] = []
     for part in parts:
-        found = pa.concat_tables([found, part])
-        if found.num_rows > 2 * most:
-            found = found.take(pc.select_k_unstable(found, most, sort_keys=order))
-    return found.sort_by(order).slice(0, most)
+        found.append(part)
+        if sum(map(len, found)) > 2 * most:
+            both = pa.concat_tables(found)
+            found = [both.take(pc.select_k_unstable(both, most, sort_keys=order))]
+    return pa.concat_tables(found).sort_by(order).slice(0, most)
 
 
 def as_of_one_commit(output: Output, what: Callable[[Books], T]) -> T | None:
