@@ -35,9 +35,7 @@ from tools.landing.store import LandingStore
 
 from . import byte_search, options, report, series, sink, verdict
 from .batch import plain, prints, senml
-from .batch.mapping import OURS, Mapping
-from .batch.mapping import read as read_mapping
-from .batch.messages import NO_MAPPING
+from .batch.mapping import NO_MAPPING, OURS, Mapping
 from .tables import schemas, source, summary
 from .tables.books import Books
 from .tables.commits import COMMITS, DELTA_LOG, TEMPORARY, Commit, Output, OutputError, batch_of, bucket_of, name_of
@@ -619,9 +617,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--search", action="append", default=[], metavar="DIR", help="also search this folder: captures, a copy"
     )
-    parser.add_argument(
-        "--mapping", metavar="FILE", help="the tables' mapping, for messages that are not in the tables"
-    )
+    options.mapping(parser, "the tables' mapping, for messages that are not in the tables")
     parser.add_argument("--no-report", action="store_true", help="do not write the HTML page")
     parser.add_argument("--dry-run", action="store_true", help="only list the files that contain the names")
     parser.add_argument("--yes", action="store_true", help="do not ask for confirmation")
@@ -636,8 +632,7 @@ def main(argv: list[str] | None = None) -> int:
     if not given.dry_run and not given.yes and not _confirmed(devices):
         raise OutputError("nothing was deleted: give YES=1 (--yes), or search first with DRY=1 (--dry-run)")
     begun = time.monotonic()
-    rules = read_mapping(given.mapping) if given.mapping else NO_MAPPING
-    done = forget(given.landing, given.out, devices, given.search, not given.no_report, given.dry_run, rules)
+    done = forget(given.landing, given.out, devices, given.search, not given.no_report, given.dry_run, given.mapping)
     for line in lines(done, devices, given.dry_run):
         print(line)
     if done.weak:

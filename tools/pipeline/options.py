@@ -4,6 +4,9 @@ import argparse
 from pathlib import Path
 
 from tools.command import Failure, number, parser_of
+from tools.landing.segments import MOST_BUCKETS
+
+from .batch.mapping import NO_MAPPING, read
 
 MOST_S, MOST_DAYS = 10**9, 100_000
 
@@ -25,6 +28,16 @@ def seconds(made: argparse.ArgumentParser, name: str, least: float, help: str, d
 def days(made: argparse.ArgumentParser, name: str, help: str) -> None:
     """Add an option for a number of days."""
     made.add_argument(name, type=number(int, 1, MOST_DAYS), metavar="N", help=help)
+
+
+def mapping(made: argparse.ArgumentParser, help: str) -> None:
+    """Add the option for a mapping file; its value is the mapping."""
+    made.add_argument("--mapping", type=read, default=NO_MAPPING, metavar="FILE", help=help)
+
+
+def buckets(made: argparse.ArgumentParser, help: str, default: int | None = None) -> None:
+    """Add the option for the number of buckets."""
+    made.add_argument("--buckets", type=number(int, 1, MOST_BUCKETS), default=default, help=help)
 
 
 def check_outside(name: str, out: str, landing: str) -> None:

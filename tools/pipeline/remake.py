@@ -8,11 +8,10 @@ After a kill, delete the new tables and start it again. Exit status: 0 if they a
 
 import sys
 
-from tools.command import Failure, ended, filled, named, number
+from tools.command import Failure, ended, filled, named
 from tools.landing import segments
 
 from . import options, verdict
-from .batch import mapping
 from .tables import source
 from .tables.commits import Output
 from .tables.storage import Storage
@@ -52,15 +51,10 @@ def main(argv: list[str] | None = None) -> int:
     parser = options.parser("remake", __doc__, spark=True)
     parser.add_argument("--landing", required=True, help="the raw data")
     parser.add_argument("--to", type=filled, required=True, help="the folder for the new tables")
-    parser.add_argument(
-        "--buckets",
-        type=number(int, 1, segments.MOST_BUCKETS),
-        help="device buckets (default: as many as the old tables have)",
-    )
-    parser.add_argument("--mapping", help="the mapping file that the old tables were made with, or a new one")
+    options.buckets(parser, "device buckets (default: as many as the old tables have)")
+    options.mapping(parser, "the mapping file that the old tables were made with, or a new one")
     given = parser.parse_args(argv)
     options.check_outside("--to", given.to, given.landing)
-    rules = mapping.read(given.mapping) if given.mapping else mapping.Mapping()
     old, new, landing = Output(given.out), Output(given.to), Storage(given.landing)
     buckets = given.buckets or old.check_format()
     before = old.newest()
@@ -72,7 +66,7 @@ def main(argv: list[str] | None = None) -> int:
         )
     with new.locked(), session.opened(given.master, new.storage) as spark:
         where = (given.landing, given.to, f"{given.to.rstrip('/')}/checkpoint", buckets)
-        job = stream.Job(spark, *where, on_commit=print_batch, mapping=rules)
+        job = stream.Job(spark, *where, on_commit=print_batch, mapping=given.mapping)
         job.start().awaitTermination()
     found = verdict.judge(new)
     print(f"  {found.line}")
@@ -83,7 +77,7 @@ def main(argv: list[str] | None = None) -> int:
         print(
             f"  {given.out} has not read all segments yet, so its sums are smaller: run the pipeline, then remake anew"
         )
-    if differ and given.mapping:
+    if differ and given.mapping.rules:
         print("  a new mapping may make other sums: check that these are what you expect")
     if not differ:
         print(f"  {given.to} has the same sums as {given.out}, and can replace it, together with its checkpoint")

@@ -18,7 +18,6 @@ from tools.command import Failure, counted, ended, explained, filled, named, num
 from tools.landing import segments
 
 from . import options, verdict
-from .batch import mapping
 from .tables.commits import Commit, Output
 from .tables.storage import Storage
 
@@ -37,15 +36,10 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
         "--config", type=Path, help="a TOML file with these options (Spark's in a table [conf]); flags override it"
     )
     parser.add_argument("--landing", help="the collector's landing folder: a path, s3a://, hdfs://")
-    parser.add_argument("--mapping", help="a TOML file that maps topics and JSON paths to readings")
+    options.mapping(parser, "a TOML file that maps topics and JSON paths to readings")
     parser.add_argument("--checkpoint", help="Spark's checkpoint (default: OUT/checkpoint)")
     parser.add_argument("--conf", action="append", default=[], metavar="KEY=VALUE", help="a Spark setting")
-    parser.add_argument(
-        "--buckets",
-        type=number(int, 1, segments.MOST_BUCKETS),
-        default=segments.BUCKETS,
-        help="device buckets, fixed for an output directory",
-    )
+    options.buckets(parser, "device buckets, fixed for an output directory", segments.BUCKETS)
     parser.add_argument("--segments-per-batch", type=number(int, 1), default=64, help="the most segments of a batch")
     options.seconds(parser, "--follow", 0.1, "do not end; look for new segments at this interval")
     parser.add_argument("--no-delta", action="store_true", help="do not update the tables' Delta logs")
@@ -117,7 +111,6 @@ def main(argv: list[str] | None = None) -> int:
 
     given = arguments(argv)
     verdict.expectations(given)
-    rules = mapping.read(given.mapping) if given.mapping else mapping.Mapping()
     output = Output(given.out)
     found = source.latest(Storage(given.landing))
     with output.locked():
@@ -139,7 +132,7 @@ def main(argv: list[str] | None = None) -> int:
 
             checkpoint = given.checkpoint or f"{given.out.rstrip('/')}/checkpoint"
             where = (given.landing, given.out, checkpoint, given.buckets, given.segments_per_batch)
-            job = stream.Job(spark, *where, on_commit, not given.no_delta, rules)
+            job = stream.Job(spark, *where, on_commit, not given.no_delta, given.mapping)
             query = job.start(given.follow)
             proofs = None
             if given.follow:

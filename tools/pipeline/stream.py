@@ -19,8 +19,7 @@ import pyarrow as pa
 from tools.landing import segments
 
 from .batch import task
-from .batch.mapping import Mapping
-from .batch.messages import NO_MAPPING
+from .batch.mapping import NO_MAPPING, Mapping
 from .tables import source, summary
 from .tables.commits import Commit, Output
 from .tables.delta import Delta

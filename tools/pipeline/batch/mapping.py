@@ -174,6 +174,9 @@ class Mapping:
         return None
 
 
+NO_MAPPING = Mapping()
+
+
 def readings(rules: tuple[Rule, ...], words: dict[str, str], payload: bytes) -> list[Reading]:
     """Return the readings of a message; an empty list if it is to be ignored.
 

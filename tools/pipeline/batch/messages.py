@@ -20,13 +20,12 @@ from tools.pipeline.tables import intervals, parts, schemas
 from tools.pipeline.tables.files import is_valid, table_of, whole
 
 from . import lives, placing, plain, prints, senml, ties
-from .mapping import Mapping
+from .mapping import NO_MAPPING, Mapping
 from .senml import EVENT_LABELS
 from .state import State, pack, unpack
 
 WITH_DAY = {name: schemas.TABLES[name].append(schemas.ORIGIN[0]) for name in ("prints", "undelivered")}
 """Tables whose files are sorted by day of arrival, although the arrival is no column of theirs."""
-NO_MAPPING = Mapping()
 FAR_BACK = 1000
 """No board's newest message has a number that is this much lower than its previous one."""
 

@@ -28,8 +28,8 @@ from tools.pipeline.tables.files import DICTIONARY, parquet_writer
 from tools.pipeline.tables.storage import Storage, limits
 
 from . import ledger, plain, ties
-from .mapping import Mapping
-from .messages import NO_MAPPING, process
+from .mapping import NO_MAPPING, Mapping
+from .messages import process
 from .prints import Past, encoded
 from .readback import read_back
 from .state import State
