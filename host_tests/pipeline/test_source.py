@@ -52,7 +52,7 @@ def test_collector_whose_numbers_began_again_is_noticed(landing, local, tmp_path
     Output(out).prepare(2)
     job = stream.Job(local, str(landing.directory), out, checkpoint, 2, 2, commits.append, publish=False)
     job._run({"c": 3}, 0, found)
-    job._check_numbers(found, commits[-1])  # the landing that was read
+    job._before(found)  # the landing that was read
     for path in landing.directory.glob("*.parquet"):
         path.unlink()
     landing.number = landing.row = 0
@@ -61,7 +61,7 @@ def test_collector_whose_numbers_began_again_is_noticed(landing, local, tmp_path
         landing.seal()
     number = min(again, 3)
     with pytest.raises(source.LandingError, match=rf"c-00000000{number}\.parquet is .* the numbers began again"):
-        job._check_numbers(source.latest(Storage(str(landing.directory))), commits[-1])
+        job._before(source.latest(Storage(str(landing.directory))))
 
 
 @pytest.mark.req("P3")

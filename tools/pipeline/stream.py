@@ -135,21 +135,17 @@ class Job:
         found = source.latest(self.directory)
         self.output.prepare(self.buckets)
         source.check_checkpoint(checkpoint)
-        latest, before = self.output.latest(), self._latest()
+        latest = self.output.latest()
+        self._before(found)  # Spark reports each name once, so there may be no batch that would check the numbers
         source.check_last(self.directory, found, last, latest.read if latest else {})
-        # Spark reports each name once, so there may be no batch that would check this.
-        if before:
-            self._check_numbers(found, before)
         if self.delta:
             self.delta.follow()
 
         def one(batch: DataFrame, number: int) -> None:
-            before = self._latest()
+            found = source.latest(self.directory)
+            before = self._before(found)
             if before and before.stream_batch >= number:
                 return  # committed, but Spark was killed before it recorded that
-            found = source.latest(self.directory)
-            if before:
-                self._check_numbers(found, before)
             # In this session, not in the batch's clone of it, because each session has its own Python workers.
             self._run(source.reached(row.path for row in batch.collect()), number, found)
 
@@ -165,11 +161,6 @@ class Job:
         self.spark.conf.set("spark.sql.streaming.pollingDelay", f"{round(every_s * 1000)}ms")
         return writer.start()
 
-    def _check_numbers(self, found: dict[str, dict[int, str]], before: Commit) -> None:
-        source.check_numbers(
-            self.directory, found, before.stream_read, before.last_arrival_us, Storage(self.checkpoint)
-        )
-
     def _run(self, end: dict[str, int], number: int, found: dict[str, dict[int, str]]) -> None:
         """Process a batch, publish its commit, and report it."""
         at = (self.directory, self.output, self.buckets, self.stream, number)
@@ -178,7 +169,11 @@ class Job:
             self.delta.committed(commit)
         self.on_commit(commit)
 
-    def _latest(self) -> Commit | None:
-        """Return the output's newest commit if it is of this stream, else None."""
+    def _before(self, found: dict[str, dict[int, str]]) -> Commit | None:
+        """Return the output's newest commit if it is of this stream, else None. Check the segments' numbers since then."""
         stream, latest = self.stream, self.output.latest()
-        return latest if latest and latest.stream == stream else None
+        if latest is None or latest.stream != stream:
+            return None
+        read = (latest.stream_read, latest.last_arrival_us)
+        source.check_numbers(self.directory, found, *read, Storage(self.checkpoint))
+        return latest
