@@ -25,9 +25,10 @@ from tools.command import ended, named
 from . import options, series, verdict
 from .series import FOLDER
 from .tables import schemas, summary
-from .tables.books import Books, as_of_one_commit, first
+from .tables.books import Books, first
 from .tables.commits import Output
 from .tables.schemas import GIVEN_UP
+from .tables.storage import retried
 from .verdict import Verdict
 
 NAME, TITLE = "report.html", "flashmqtt: values and delivery"
@@ -80,11 +81,8 @@ def devices(lives: pa.Table, silence: verdict.Silence) -> pa.Table:
 
 def collect(output: Output, found: Verdict, store: series.Store | None = None) -> dict[str, Any]:
     """Return all facts of the page except the values, as plain Python objects; update the values' file."""
-    output.newest()  # raises OutputError
     values = store or series.Store(output)
-    facts = as_of_one_commit(output, lambda books: _collected(books, found, values))
-    assert facts is not None
-    return facts
+    return retried(lambda: _collected(Books(output, output.newest()), found, values))
 
 
 def _collected(books: Books, found: Verdict, store: series.Store) -> dict[str, Any]:

@@ -30,8 +30,9 @@ from . import options
 from .batch import plain
 from .batch.mapping import OURS
 from .tables import schemas, summary
-from .tables.books import Books, as_of_one_commit, first
+from .tables.books import Books, first
 from .tables.commits import Output
+from .tables.storage import retried
 
 MOST_ROWS = 40
 MOST_NAMED = 5
@@ -42,6 +43,12 @@ LOST = "NOT every published message is in the tables exactly once:"
 BUT = "All known messages are in the tables exactly once, BUT:"
 NOTHING = "NOTHING is in the tables:"
 NONE_READ = "No message is in the tables: all collected messages are in quarantine."
+
+NO_BATCH = (
+    "there is no batch yet. If a run has just begun, wait for its first one. If not, the landing has no segment: a"
+    " collector makes one a minute after a message has arrived (--segment-seconds), and when it ends. Check that one is"
+    " running with this landing, and that its --topic matches the published topics"
+)
 
 SILENT_TIMES = 10
 """A board is silent if it has sent nothing for this many of its own mean intervals,"""
@@ -158,24 +165,17 @@ def judge(output: Output, expected: Expectations | None = None, must_store: bool
     """
     wanted = expected or Expectations()
 
-    def attempt(books: Books) -> Verdict:
-        found = _judged(books, wanted)
+    def attempt() -> Verdict:
+        commit = output.latest()
+        books = Books(output, commit) if commit else None
+        found = _judged(books, wanted) if books else Verdict(0, {}, [NO_BATCH], nothing=True)
         _store(output, found, must_store, books)
         return found
 
-    found = as_of_one_commit(output, attempt)
-    if found is None:
-        found = Verdict(0, {}, nothing=True)
-        found.problems.append(
-            "there is no batch yet. If a run has just begun, wait for its first one. If not, the landing has no segment: a"
-            " collector makes one a minute after a message has arrived (--segment-seconds), and when it ends. Check that one is"
-            " running with this landing, and that its --topic matches the published topics"
-        )
-        _store(output, found, must_store)
-    return found
+    return retried(attempt)
 
 
-def _store(output: Output, found: Verdict, must_store: bool, books: Books | None = None) -> None:
+def _store(output: Output, found: Verdict, must_store: bool, books: Books | None) -> None:
     """Write the verdict, and the missing ranges of its commit."""
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     names = ("batch", "status", "line", "totals", "problems", "accepted", "silent")

@@ -4,17 +4,14 @@ Each file has the rows of one bucket. They grow with the fleet. So only the wors
 same time: it deletes a commit's files two batches later. A reader whose files were deleted reads the newest commit.
 """
 
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, TypeVar
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from . import schemas
 from .commits import Commit, Output
-from .storage import retried
-
-T = TypeVar("T")
 
 Where = Any
 """A filter for rows (`pc.field(...) > ...`), or None. (pyarrow has no type annotations.)"""
@@ -27,8 +24,9 @@ class Books:
         self.output, self.commit = output, commit
 
     def rows(self, kind: str, columns: list[str], where: Where = None, settled: bool = True) -> Iterator[pa.Table]:
-        """Yield an empty table, and rows of `audit`, `lives` or `plain`, a file at a time; with `settled` false, without the
-        audit's settled boots.
+        """Yield an empty table, and then the rows of `audit`, `lives` or `plain`, a file at a time.
+
+        With `settled` false, the audit's settled boots are left out.
         """
         schema = pa.schema([schemas.STATE[kind].field(name) for name in columns])
         yield schema.empty_table()
@@ -51,16 +49,3 @@ def first(parts: Iterable[pa.Table], order: list[tuple[str, str]], most: int) ->
             both = pa.concat_tables(found)
             found = [both.take(pc.select_k_unstable(both, most, sort_keys=order))]
     return pa.concat_tables(found).sort_by(order).slice(0, most)
-
-
-def as_of_one_commit(output: Output, what: Callable[[Books], T]) -> T | None:
-    """Call a function with the newest commit's books; return its result, or None if there is no commit yet.
-
-    The function is called again, with a newer commit, if a running stream has deleted files of the commit that it reads.
-    """
-
-    def attempt() -> T | None:
-        commit = output.latest()
-        return what(Books(output, commit)) if commit else None
-
-    return retried(attempt)

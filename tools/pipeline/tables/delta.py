@@ -156,7 +156,7 @@ class Delta:
         now_ms = int(time.time() * 1000)
         actions: list[Any] = self._added(table, adds, changes)
         actions += [
-            RemoveAction(self._relative(table, name), changes(name), now_ms, None, self._partition_values(table, name))
+            RemoveAction(_relative(table, name), changes(name), now_ms, None, _partition_values(name))
             for name in removes
         ]
         ids = [Transaction(BATCH, last.batch, now_ms)]
@@ -206,9 +206,9 @@ class Delta:
                     for moment, more_us in zip(bounds, (0, 999), strict=True)
                 )
             return AddAction(
-                self._relative(table, name),
+                _relative(table, name),
                 info.size,
-                self._partition_values(table, name),
+                _partition_values(name),
                 int(info.mtime.timestamp() * 1000),
                 changes(name),
                 json.dumps(stats),
@@ -216,16 +216,6 @@ class Delta:
 
         with ThreadPoolExecutor(READERS) as pool:
             return list(pool.map(one, names))
-
-    def _relative(self, table: str, name: str) -> str:
-        return name.removeprefix(f"{DIRECTORIES[table]}/")
-
-    def _partition_values(self, table: str, name: str) -> dict[str, str | None]:
-        """Return a file's values of the partition columns, from its directories' names."""
-        if table in schemas.STATE:
-            return {}
-        pairs = (part.partition("=") for part in name.split("/")[1:-1])
-        return {key: value for key, _, value in pairs}
 
     def _error(self, table: str, error: Exception) -> DeltaError:
         files = self.output.files(table) if isinstance(error, FileNotFoundError) else []
@@ -244,6 +234,15 @@ class Delta:
             f"the Delta log {log} can't be updated: {reason}. The tables themselves are complete. Delete that log, and the next"
             " run makes it again; or run with --no-delta"
         )
+
+
+def _relative(table: str, name: str) -> str:
+    return name.removeprefix(f"{DIRECTORIES[table]}/")
+
+
+def _partition_values(name: str) -> dict[str, str | None]:
+    """Return a file's values of the partition columns, from its directories' names."""
+    return dict(part.split("=", 1) for part in name.split("/") if "=" in part)
 
 
 def address(storage: Storage, name: str = "") -> str:
