@@ -242,7 +242,7 @@ def _relative(table: str, name: str) -> str:
 
 def _partition_values(name: str) -> dict[str, str | None]:
     """Return a file's values of the partition columns, from its directories' names."""
-    return dict(part.split("=", 1) for part in name.split("/") if "=" in part)
+    return {key: value for key, sign, value in (part.partition("=") for part in name.split("/")) if sign}
 
 
 def address(storage: Storage, name: str = "") -> str:
