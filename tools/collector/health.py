@@ -6,6 +6,8 @@ This module knows no MQTT and no files; the collector sets the metrics.
 import math
 import sys
 import time
+from functools import partial
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 
@@ -22,17 +24,10 @@ class Health:
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
 
-        def counter(name: str, text: str) -> Counter:
-            return Counter(PREFIX + name, text, ["collector"], registry=self.registry).labels(client_id)
+        def metric(kind: Any, name: str, text: str, **options: Any) -> Any:
+            return kind(PREFIX + name, text, ["collector"], registry=self.registry, **options).labels(client_id)
 
-        def gauge(name: str, text: str) -> Gauge:
-            return Gauge(PREFIX + name, text, ["collector"], registry=self.registry).labels(client_id)
-
-        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-            return Histogram(PREFIX + name, text, ["collector"], registry=self.registry, buckets=buckets).labels(
-                client_id
-            )
-
+        counter, gauge, histogram = (partial(metric, kind) for kind in (Counter, Gauge, Histogram))
         self.messages = counter("messages", "Messages that became rows: durable, and acknowledged next.")
         self.oversize = counter("oversize", "Messages longer than --packet-bytes: stored as descriptions, or dropped.")
         self.copies = counter("copies", "Resent QoS 1 messages that were stored already: marked as copies.")
@@ -57,9 +52,10 @@ class Health:
             "last_arrival_timestamp_seconds", "When the last message arrived (Unix time); NaN before the first."
         )
         self.last_arrival.set(math.nan)
-        self.group = histogram("group_messages", "Messages that one sync made durable.", GROUP_BUCKETS)
-        self.sync_seconds = histogram("sync_seconds", "How long one write and sync of the log took.", SECONDS_BUCKETS)
-        self.seal_seconds = histogram("seal_seconds", "How long one segment took to seal.", SECONDS_BUCKETS)
+        self.group = histogram("group_messages", "Messages that one sync made durable.", buckets=GROUP_BUCKETS)
+        text = "How long one write and sync of the log took."
+        self.sync_seconds = histogram("sync_seconds", text, buckets=SECONDS_BUCKETS)
+        self.seal_seconds = histogram("seal_seconds", "How long one segment took to seal.", buckets=SECONDS_BUCKETS)
 
     def log(self, text: str) -> None:
         """Print one log line, unless the collector is quiet."""

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from . import report, verdict
@@ -29,33 +30,31 @@ SIGNAL_S = 1.0
 """If a signal ends all processes of a run (systemd does so), this process may see the JVM's end first, and then the signal."""
 
 
+@dataclass
 class Proofs:
     """Checks of delivery during a stream.
 
-    Args:
+    Attributes:
         expectations: returns what the fleet is compared with; called for each check, because "now" changes.
         every_s: the interval; 0 for checks on demand only.
         page: whether to write the report, too.
+        asked: whether a check is requested.
     """
 
-    def __init__(
-        self,
-        output: Output,
-        landing: Storage,
-        expectations: Callable[[], verdict.Expectations],
-        every_s: float,
-        page: bool,
-        metrics: Metrics | None = None,
-    ):
-        self.output, self.landing, self.expectations, self.page = output, landing, expectations, page
-        self.every_s = every_s
-        self.metrics = metrics
-        if metrics and (latest := output.latest()):
-            metrics.books(latest)
-        self.asked = False
-        self._next = time.monotonic() + every_s
-        self._look = 0.0
-        self._reported: tuple[int, str] | None = None
+    output: Output
+    landing: Storage
+    expectations: Callable[[], verdict.Expectations]
+    every_s: float
+    page: bool
+    metrics: Metrics | None = None
+    asked: bool = False
+    _look: float = 0.0
+    _reported: tuple[int, str] | None = None
+
+    def __post_init__(self) -> None:
+        self._next = time.monotonic() + self.every_s
+        if self.metrics and (latest := self.output.latest()):
+            self.metrics.books(latest)
 
     def tick(self) -> None:
         """Do what is due. Called about once a second."""

@@ -5,6 +5,8 @@ This module uses neither Spark nor the tables: the run sets the values.
 
 import math
 import time
+from functools import partial
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 
@@ -22,13 +24,13 @@ class Metrics:
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
 
-        def gauge(name: str, text: str) -> Gauge:
-            return Gauge(PREFIX + name, text, ["out"], registry=self.registry).labels(out)
+        def metric(kind: Any, name: str, text: str, **options: Any) -> Any:
+            return kind(PREFIX + name, text, ["out"], registry=self.registry, **options).labels(out)
 
+        gauge = partial(metric, Gauge)
         rows = Counter(PREFIX + "rows", "Rows that this run wrote, by table.", ["out", "table"], registry=self.registry)
         self._rows = {name: rows.labels(out, name) for name in ("readings", "events", "duplicates", "quarantine")}
-        batches = Counter(PREFIX + "batches", "Batches that this run committed.", ["out"], registry=self.registry)
-        self.batches = batches.labels(out)
+        self.batches = metric(Counter, "batches", "Batches that this run committed.")
         self.waiting = gauge("waiting_segments", "Segments in the landing that are not in the tables yet.")
         self.lag = gauge("lag_seconds", "How long the oldest waiting segment has been sealed; 0 if none waits.")
         self.committed = gauge("last_commit_timestamp_seconds", "When the last batch was committed (Unix time).")
@@ -50,8 +52,7 @@ class Metrics:
         self.status.set(math.nan)
         self.proved = gauge("last_proof_timestamp_seconds", "When the last check was made (Unix time).")
         took = "How long a check took, with its report."
-        proofs = Histogram(PREFIX + "proof_seconds", took, ["out"], registry=self.registry, buckets=PROOF_BUCKETS)
-        self.proof_seconds = proofs.labels(out)
+        self.proof_seconds = metric(Histogram, "proof_seconds", took, buckets=PROOF_BUCKETS)
 
     def committed_batch(self, commit: Commit) -> None:
         """Count a batch."""

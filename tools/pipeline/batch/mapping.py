@@ -192,12 +192,9 @@ def readings(rules: tuple[Rule, ...], words: dict[str, str], payload: bytes) -> 
             wholes[rule.format] = _whole(rule.format, payload)
         found += rule.readings(words, wholes[rule.format])
     if not found:
-        raise Misfit(f"nothing at {' nor '.join(dict.fromkeys(_where(rule) for rule in rules))}")
+        where = (rule.value if rule.path == "$" else f"{rule.path} {rule.value}" for rule in rules)
+        raise Misfit(f"nothing at {' nor '.join(dict.fromkeys(where))}")
     return found
-
-
-def _where(rule: Rule) -> str:
-    return rule.value if rule.path == "$" else f"{rule.path} {rule.value}"
 
 
 def _whole(kind: str, payload: bytes) -> Any:

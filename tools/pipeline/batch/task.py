@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from itertools import count
 from typing import Any, NamedTuple
 
@@ -170,26 +170,19 @@ def _rows(landing: Storage, path: str, bucket: int, buckets: int) -> Iterator[pa
     Raises:
         SegmentError: the file is damaged. Each page has a checksum.
     """
-    with _damage_named(landing, path), landing.fs.open_input_file(landing.path(path)) as source:
-        meta = pq.read_metadata(source)
-        parquet.check_columns(meta.schema.names)
-        limits(meta, "arrival")  # raises if Python does not have such a time
-        file = pq.ParquetFile(
-            source, metadata=meta, read_dictionary=["collector", "topic"], page_checksum_verification=True
-        )
-        for table in parquet.read_bucket(file, bucket, buckets):
-            table.validate(full=True)  # the footer has no checksum
-            origin = tuple(pc.unique(table[name]).to_pylist() for name in ("collector", "segment"))
-            if origin != tuple([one] for one in segments.parse_name(path) or ()):
-                raise segments.SegmentError(f"it has the rows of another segment (collector, number: {origin})")
-            yield table.select(COLUMNS.names).cast(COLUMNS)
-
-
-@contextmanager
-def _damage_named(landing: Storage, path: str) -> Iterator[None]:
-    """Convert the errors of reading a segment's content."""
     try:
-        yield
+        with landing.fs.open_input_file(landing.path(path)) as source:
+            meta = pq.read_metadata(source)
+            parquet.check_columns(meta.schema.names)
+            limits(meta, "arrival")  # raises if Python does not have such a time
+            texts = ["collector", "topic"]
+            file = pq.ParquetFile(source, metadata=meta, read_dictionary=texts, page_checksum_verification=True)
+            for table in parquet.read_bucket(file, bucket, buckets):
+                table.validate(full=True)  # the footer has no checksum
+                origin = tuple(pc.unique(table[name]).to_pylist() for name in ("collector", "segment"))
+                if origin != tuple([one] for one in segments.parse_name(path) or ()):
+                    raise segments.SegmentError(f"it has the rows of another segment (collector, number: {origin})")
+                yield table.select(COLUMNS.names).cast(COLUMNS)
     except DAMAGE as error:
         if landing.of_system(error):
             raise
