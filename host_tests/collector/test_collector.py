@@ -202,8 +202,8 @@ async def flooded(tmp_path, monkeypatch):
     many = b"".join(publish(b"", 1, n + 1) for n in range(2000))
     connect = Collector._connect
 
-    async def with_a_small_buffer(collector):
-        sock = await connect(collector)
+    def with_a_small_buffer(collector):
+        sock = connect(collector)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
         return sock
 

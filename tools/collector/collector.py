@@ -244,7 +244,7 @@ class Collector:
             connects = self.connects
             started = time.monotonic()
             try:
-                sock = await self._connect()
+                sock = await asyncio.to_thread(self._connect)
                 try:
                     await self._pump(sock)
                 except errors.FlashMqttError as error:
@@ -300,26 +300,22 @@ class Collector:
     def _broker_name(self) -> str:
         return f"the broker at {self.settings.host}:{self.settings.port}"
 
-    async def _connect(self) -> socket.socket:
-        """Open the network connection in a thread: name look-up, TCP, TLS."""
+    def _connect(self) -> socket.socket:
+        """Open the network connection: name look-up, TCP, TLS. It blocks, so it runs in a thread."""
         settings = self.settings
-
-        def connect() -> socket.socket:
-            try:
-                sock: socket.socket = socket.create_connection((settings.host, settings.port), CONNECT_DEADLINE_S)
-            except UnicodeError as error:
-                raise CollectorError(f"{settings.host!r} is no host name: {error}") from error
-            try:
-                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                if settings.tls:
-                    sock = settings.tls.wrap_socket(sock, server_hostname=settings.host)
-                sock.setblocking(False)
-            except BaseException:
-                sock.close()
-                raise
-            return sock
-
-        return await asyncio.to_thread(connect)
+        try:
+            sock: socket.socket = socket.create_connection((settings.host, settings.port), CONNECT_DEADLINE_S)
+        except UnicodeError as error:
+            raise CollectorError(f"{settings.host!r} is no host name: {error}") from error
+        try:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if settings.tls:
+                sock = settings.tls.wrap_socket(sock, server_hostname=settings.host)
+            sock.setblocking(False)
+        except BaseException:
+            sock.close()
+            raise
+        return sock
 
     # --- one network connection ---------------------------------------------------------------------------------
 

@@ -168,6 +168,11 @@ class Contents:
                     held[entry.number] = entry
         return rows, held
 
+    @property
+    def rows(self) -> int:
+        """The number of rows in this log."""
+        return sum(entry.number if entry.kind == LANDED else 1 for entry in self.replayed()[0])
+
 
 def block_crc(salt: int, length: int, position: int, entries: bytes | memoryview) -> int:
     """Return the CRC of one block."""

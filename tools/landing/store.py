@@ -160,12 +160,12 @@ class LandingStore:
                 f"{self.directory} belongs to the collector '{header.collector}', not '{self.collector}'; "
                 "name another directory, or that client id"
             )
-        rows, held = contents.replayed()
         self._held = {  # in the order of arrival
-            key: Held(contents.data[one.start : one.end], one.level, one.time_us) for key, one in held.items()
+            key: Held(contents.data[one.start : one.end], one.level, one.time_us)
+            for key, one in contents.replayed()[1].items()
         }
         self._restore_recent(contents)
-        self.rows = sum(one.number if one.kind == LANDED else 1 for one in rows)
+        self.rows = contents.rows
         self.torn_bytes = contents.torn_bytes
         self._log = LandingLog(contents.path, header, contents.end)
         self.first_row_at = time.monotonic()

@@ -195,9 +195,9 @@ class Sink(ABC):
     def _rewrite(self) -> None:
         """Rewrite the database's files, because they keep deleted bytes."""
 
-    @abstractmethod
     def _cursor(self) -> Any:
         """Return what runs a query whose rows are fetched in parts."""
+        return self._connection
 
     def dated(self) -> Iterator[list[tuple[Any, ...]]]:
         """Yield the rows of the view `dated` (SHEET's columns), in batches, sorted by device and time."""

@@ -7,7 +7,6 @@ the sink has not read are rows compared with existing ones. Times are in UTC, wi
 import os
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import duckdb
 import pyarrow as pa
@@ -80,6 +79,3 @@ class DuckSink(Sink):
         for leftover in (self.path.with_name(self.path.name + ".wal"), anew.with_name(anew.name + ".wal")):
             leftover.unlink(missing_ok=True)
         self._open()
-
-    def _cursor(self) -> Any:
-        return self._connection
