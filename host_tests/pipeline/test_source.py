@@ -1,10 +1,11 @@
 """Which segments a run reads, and which it misses. Without Spark."""
 
 import os
+import threading
 
 import pytest
 
-from host_tests.pipeline.conftest import Landing
+from host_tests.pipeline.conftest import Landing, once
 from tools.landing import parquet, segments
 from tools.landing.log import Header, LandingLog
 from tools.pipeline import stream
@@ -107,6 +108,13 @@ def test_segment_from_which_messages_were_removed_is_the_one_that_was_read(landi
 
 
 @pytest.mark.req("P4")
+def test_footers_of_a_batchs_segments_are_read_at_the_same_time(landing, local, tmp_path, monkeypatch):
+    three_segments(landing)
+    read, together = source.arrivals_us, threading.Barrier(3, timeout=60)
+    monkeypatch.setattr(source, "arrivals_us", lambda *which: together.wait() >= 0 and read(*which))
+    assert once(local, str(landing.directory), str(tmp_path / "out"), 2).stream_read == {"c": 3}
+
+
 def test_log_that_is_not_sealed_yet_misses_no_segment(landing):
     three_segments(landing)
     open_log(landing, 4)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
@@ -22,7 +23,7 @@ from .batch import task
 from .batch.mapping import NO_MAPPING, Mapping
 from .tables import source, summary
 from .tables.commits import Commit, Output
-from .tables.delta import Delta
+from .tables.delta import READERS, Delta
 from .tables.storage import Storage
 
 if TYPE_CHECKING:
@@ -68,10 +69,11 @@ def run_batch(
     chosen = source.between(landing, found, commit.stream_read, end, commit.read)
     begun: dict[str, int] = {}
     ordered = []
-    for collector, number, path in chosen:
+    with ThreadPoolExecutor(READERS) as pool:
+        all_arrivals = list(pool.map(partial(source.arrivals_us, landing), [one.path for one in chosen]))
+    for (collector, number, path), arrivals in zip(chosen, all_arrivals, strict=True):
         commit.stream_read[collector] = number
         commit.read[collector] = max(number, commit.read.get(collector, 0))
-        arrivals = source.arrivals_us(landing, path)
         commit.last_arrival_us.pop(collector, None)
         if arrivals:
             commit.last_arrival_us[collector] = arrivals[1]
