@@ -64,21 +64,17 @@ class Broker:
         port: TCP port, or None for a free one.
         kind: "mosquitto", "amqtt", or None for the first that is installed.
         extra: more lines for mosquitto's configuration.
-        listener: False if `extra` has its own listeners.
     """
 
     start_deadline_s = START_DEADLINE_S
 
-    def __init__(
-        self, directory: Path, port: int | None = None, kind: str | None = None, extra: str = "", listener: bool = True
-    ):
+    def __init__(self, directory: Path, port: int | None = None, kind: str | None = None, extra: str = ""):
         self.directory = directory
         self.port = port or free_port()
         self.ports = [self.port]  # all that it listens on
         self.kind = kind or ("mosquitto" if find_mosquitto() else "amqtt")
         self.log = directory / f"{self.kind}.log"
         self._extra = extra
-        self._listener = listener
         self._process: subprocess.Popen | None = None
 
     @property
@@ -181,7 +177,7 @@ class Broker:
             raise BrokerFailed("mosquitto is not installed. Debian: apt install mosquitto.")
         configuration = self.directory / "mosquitto.conf"
         lines = [
-            f"listener {self.port} 127.0.0.1" if self._listener else "",
+            f"listener {self.port} 127.0.0.1",
             "allow_anonymous true",
             "persistence true",
             f"persistence_location {self.directory}/",

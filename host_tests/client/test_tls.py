@@ -77,9 +77,7 @@ def ports(certificates, tmp_path_factory):
         if name == "mutual":
             lines += [f"cafile {certificates}/ca.crt", "require_certificate true"]
         lines.append("allow_anonymous true")
-    plain = free_port()
-    extra = "\n".join([f"listener {plain} 127.0.0.1", "allow_anonymous true", *lines]) + "\n"
-    with Broker(tmp_path_factory.mktemp("broker"), port=plain, kind="mosquitto", extra=extra, listener=False):
+    with Broker(tmp_path_factory.mktemp("broker"), kind="mosquitto", extra="\n".join(lines)):
         yield names
 
 
