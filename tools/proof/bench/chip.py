@@ -10,7 +10,6 @@ names it. `cycles_each` is the chip's cycles for each instruction of the proxy.
 """
 
 import ast
-import asyncio
 import os
 import shutil
 import statistics
@@ -106,15 +105,12 @@ def blank_run(storage: bytes) -> int:
     return -(-found // SECTOR_BYTES)
 
 
-async def storage_bytes(uf2: Path) -> int:
+def storage_bytes(uf2: Path) -> int:
     """Return the size of a Pico's file system."""
-    async with EmulatedPico(uf2) as pico:
-        return int(await pico.run("import rp2\nprint(rp2.Flash().ioctl(4, 0))")) * SECTOR_BYTES
+    return int(EmulatedPico(uf2).once("import rp2\nprint(rp2.Flash().ioctl(4, 0))")) * SECTOR_BYTES
 
 
-async def on_pico(
-    uf2: Path, storage: int, on_board: dict[str, bytes], case: str, count: int, journal: bytes
-) -> list[float]:
+def on_pico(uf2: Path, storage: int, on_board: dict[str, bytes], case: str, count: int, journal: bytes) -> list[float]:
     """Return the time of each operation, in milliseconds, on an emulated Pico with these files and this journal."""
     pico = EmulatedPico(uf2)
     pico.install(on_board, storage)
@@ -124,9 +120,7 @@ async def on_pico(
     at = start + first * SECTOR_BYTES
     flash[at : at + len(journal)] = journal
     code = f"FIRST = {first}\n" + RUN.format(case=case, count=count, sectors=SECTORS)
-    async with pico:
-        printed = await pico.run(code, timeout_s=400)
-    return [us / 1000 for us in ast.literal_eval(printed.strip().splitlines()[-1])]
+    return [us / 1000 for us in ast.literal_eval(pico.once(code, timeout_s=400).strip().splitlines()[-1])]
 
 
 def figure_of(name: str, took: list[float]) -> float:
@@ -168,7 +162,7 @@ def run(bench: Bench) -> None:
     has_valgrind = shutil.which("valgrind") is not None
     if not has_valgrind:
         print("\nchip: no valgrind, so there is no proxy")
-    storage, on_board = (asyncio.run(storage_bytes(Path(uf2))), files("armv6m")) if uf2 else (0, {})
+    storage, on_board = (storage_bytes(Path(uf2)), files("armv6m")) if uf2 else (0, {})
     last = committed()["figures"]
     with tempfile.TemporaryDirectory() as scratch:
         proxy = Proxy(Path(scratch), os.environ.get("FLASHMQTT_MICROPYTHON32", ""))
@@ -177,7 +171,7 @@ def run(bench: Bench) -> None:
             journal = prepared(kind)
             ms = last.get(f"chip.{name}")
             if uf2:
-                ms = figure_of(name, asyncio.run(on_pico(Path(uf2), storage, on_board, case, count, journal)))
+                ms = figure_of(name, on_pico(Path(uf2), storage, on_board, case, count, journal))
                 bench.figure(f"chip.{name}", ms)
             # Not for a sector change: one slow operation, lost in the difference of two runs.
             if has_valgrind and not name.startswith("sector_change"):
