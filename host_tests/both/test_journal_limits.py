@@ -561,6 +561,19 @@ def test_closed_journal_writes_nothing_more():
 
 
 @pytest.mark.req("S2")
+def test_nothing_is_written_behind_an_unclean_end_if_the_mount_record_before_it_is_damaged():
+    region = RamRegion(4)
+    journal = Journal(region)
+    journal.append(MESSAGE, 100)
+    journal.close()
+    end = len(bytes(region.cells).rstrip(b"\xff"))
+    Journal(region).append(MESSAGE, 100)
+    region.cells[end + 10] ^= 1  # in the mount record
+    before = bytes(region.cells[:4096])
+    assert drain(Journal(region)) == [1, 2] and bytes(region.cells[:4096]) == before
+
+
+@pytest.mark.req("S2")
 def test_failed_clean_close_loses_nothing():
     region = FailingRegion(5)
     journal = Journal(region)
