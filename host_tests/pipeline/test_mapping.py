@@ -13,7 +13,7 @@ from tools.pipeline.batch.mapping import Misfit, Reading
 
 def rules(tmp_path, text):
     file = tmp_path / "mapping.toml"
-    file.write_text(text)
+    file.write_text(text, "utf-8")
     return pickle.loads(pickle.dumps(mapping.read(file)))  # as the executors get it
 
 
@@ -41,6 +41,11 @@ time_unit = "ms"
         Reading("a-m1", "temp", "Cel", 21.5, None, None, 1790000000500000)
     ]
     assert taken(tmp_path, text, "plant/a/m1/temp", payload) is None
+
+
+def test_mapping_may_begin_with_a_byte_order_mark(tmp_path):
+    text = '\ufeff[[map]]\ntopic = "{device}/\u00fc"\nvalue = "$"\nname = "v"\n'
+    assert shown(taken(tmp_path, text, "d/\u00fc", b"1.5")) == [("d", "v", None, 1.5)]
 
 
 def test_list_items_and_object_fields_become_separate_readings(tmp_path):

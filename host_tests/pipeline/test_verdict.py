@@ -612,7 +612,7 @@ def test_machine_whose_locale_has_only_ascii_gets_page_and_verdict(local, landin
     fill(landing, "k\u00fcche")
     taken(local, landing, out)
     names = tmp_path / "names"
-    names.write_text("k\u00fcche", "utf-8")
+    names.write_text("k\u00fcche", "utf-8-sig")  # as editors on Windows write it
     ascii_only = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 
     def run(module, *more):

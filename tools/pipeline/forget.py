@@ -659,7 +659,7 @@ def _devices(names: list[str], file: Path | None) -> list[str]:
         OSError, OutputError: the file can't be read, or a name is not UTF-8.
     """
     try:
-        found = sorted({*names, *(file.read_text("utf-8").split("\n") if file else [])} - {""})
+        found = sorted({*names, *(file.read_text("utf-8-sig").split("\n") if file else [])} - {""})
     except UnicodeDecodeError as error:
         raise OutputError(f"--devices {file}: {error}") from error
     for name in found:

@@ -70,7 +70,7 @@ def configuration(path: Path, known: dict[str, Any]) -> list[str]:
     `known` has the options; those that may be repeated have a list.
     """
     try:
-        values = tomllib.loads(path.read_text("utf-8"))
+        values = tomllib.loads(path.read_text("utf-8-sig"))
     except OSError as error:
         raise Failure(f"--config {explained(error)}") from error
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:

@@ -272,7 +272,7 @@ def read(path: str | Path) -> Mapping:
         MappingError: it does not exist, is no TOML, or has an invalid key or value. The text has the line.
     """
     try:
-        text = Path(path).read_text("utf-8")
+        text = Path(path).read_text("utf-8-sig")
         content = tomllib.loads(text)
     except OSError as error:
         raise MappingError(explained(error)) from error
