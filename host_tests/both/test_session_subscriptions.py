@@ -159,6 +159,20 @@ def test_subscription_is_asked_for_with_every_connection_that_the_program_ends_b
     assert broker.session.subscriptions[0].state == GRANTED
 
 
+@pytest.mark.req("Q8", "W11")
+def test_connections_without_an_answer_are_counted_anew_after_an_answer():
+    broker = connected()
+    requests_of(broker.session).want(b"x", 1)
+    (request,) = broker.took()
+    for _ in range(2):
+        for _ in range(2):  # at the third one it would be refused
+            broker.fail()
+            (request,) = broker.connect(1)
+        broker.give(suback(id_of(request), 1))
+        broker.drop()
+        (request,) = broker.connect(0)
+
+
 @pytest.mark.req("W11")
 def test_unsubscribe_of_unknown_filter_is_sent_to_the_broker():
     broker = connected()
