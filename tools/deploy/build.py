@@ -41,14 +41,8 @@ GROUPS = {
     "flashmqtt.errors": ("flashmqtt.compat", "flashmqtt.fast"),
     "flashmqtt.codec.encode": ("flashmqtt.codec.quick", "flashmqtt.codec.utf8", "flashmqtt.codec.decode"),
     "flashmqtt.client": (
-        *(
-            "flashmqtt.backoff",
-            "flashmqtt.output",
-            "flashmqtt.session.flows",
-            "flashmqtt.session.note",
-            "flashmqtt.session.session",
-        ),
-        *("flashmqtt.connection", "flashmqtt.link"),
+        *("flashmqtt.backoff", "flashmqtt.output", "flashmqtt.connection", "flashmqtt.link"),
+        *("flashmqtt.session.flows", "flashmqtt.session.note", "flashmqtt.session.session"),
     ),
     "flashmqtt.deferred": ("flashmqtt.session.waiting",),
     "flashmqtt.flash.block": ("flashmqtt.flash.region",),

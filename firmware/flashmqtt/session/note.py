@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _LEVEL_5 = const(5)
 _BLANK = const(0xFF)
-_DOUBT = const(0x80)  # added to the step: messages past PUBREC are in doubt
+_IN_NOTE = const(0x80)  # added to the step: messages past PUBREC are in doubt
 
 
 class Note:
@@ -66,7 +66,7 @@ class Note:
 
     def keep_step(self, step: "Any") -> None:
         """Keep the backoff's step, up to 127."""
-        self.change(1, (min(step, _DOUBT - 1) | self.octets[1] & _DOUBT,))
+        self.change(1, (min(step, _IN_NOTE - 1) | self.octets[1] & _IN_NOTE,))
 
     def change(self, at: int, octets: "Any") -> None:
         """Set these bytes, and write the note if that changes it."""
