@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -30,14 +31,17 @@ class BrokerFailed(Failure):
 
 
 def free_port() -> int:
-    """Return a TCP port of loopback that was free a moment ago; each call of this process returns another one."""
+    """Return a TCP port of loopback that was free a moment ago; each call of this process returns another one.
+
+    Outgoing connections, which take ports from 32768 on, don't take it while its broker is down.
+    """
     while True:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        if port not in _given:
-            _given.add(port)
-            return port
+        port = random.randrange(10_000, 32_768)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            if port not in _given:
+                _given.add(port)
+                return port
 
 
 def is_open(port: int) -> bool:

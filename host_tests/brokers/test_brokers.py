@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import binascii
 import shutil
+import socket
 from argparse import ArgumentTypeError
 from dataclasses import replace
 
@@ -271,8 +272,15 @@ def test_partial_run_refuses_keep(part, capsys):
     assert "--keep" in capsys.readouterr().err
 
 
-def test_port_that_the_system_offers_again_is_not_given_twice(monkeypatch):
-    offered = iter([1, 1, 2])
-    monkeypatch.setattr(broker.socket.socket, "bind", lambda *_: None)
-    monkeypatch.setattr(broker.socket.socket, "getsockname", lambda _: ("127.0.0.1", next(offered)))
-    assert [free_port(), free_port()] == [1, 2]
+def test_port_in_use_or_given_before_is_not_given(monkeypatch):
+    with socket.socket() as used:
+        used.bind(("127.0.0.1", 0))
+        first, second = free_port(), free_port()
+        broker._given -= {first, second}
+        offered = iter([used.getsockname()[1], first, first, second])
+        monkeypatch.setattr(broker.random, "randrange", lambda *_: next(offered))
+        assert [free_port(), free_port()] == [first, second]
+
+
+def test_port_is_none_that_an_outgoing_connection_may_take():
+    assert all(port < 32768 for port in (free_port() for _ in range(50)))
