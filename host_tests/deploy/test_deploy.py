@@ -13,7 +13,6 @@ import sys
 import termios
 import threading
 import time
-import tty
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -568,33 +567,42 @@ def test_deployment_of_a_program_that_ends_is_not_waited_for():
         deploy.wait_for_delivery(Console(*lines), time.monotonic(), 9)
 
 
-def console_of(*pieces: tuple[float, bytes]) -> Link:
-    """Return a link to a port that prints these pieces, each after so many seconds."""
-    outer, inner = os.openpty()
-    tty.setraw(inner)
-    link = Link(os.ttyname(inner))
-    link.reopen()
-    for after_s, piece in pieces:
-        threading.Timer(after_s, os.write, (outer, piece)).start()
+def console_of(monkeypatch, *pieces: tuple[float, bytes]) -> Link:
+    """Return a link to a port that prints these pieces, each at its time of a clock that only a sleep advances."""
+    coming = list(pieces)
+    clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
+
+    def sleep(seconds: float) -> None:
+        clock.now += seconds
+
+    def read(_: int) -> bytes:
+        return coming.pop(0)[1] if coming and coming[0][0] <= clock.now else b""
+
+    clock.sleep = sleep
+    for module in (link_module, deploy):
+        monkeypatch.setattr(module, "time", clock)
+    port = SimpleNamespace(read=read, inWaiting=lambda: bool(coming) and coming[0][0] <= clock.now)
+    link = Link("")
+    link._transport = SimpleNamespace(serial=port)
     return link
 
 
 @pytest.mark.req("B3")
 def test_deployment_waits_longer_if_older_messages_are_delivered_first(monkeypatch, capsys):
-    monkeypatch.setattr(link_module, "RESET_S", 0)
     older = [(n / 10, b"delivered %d\n" % n) for n in range(1, 10)]
-    deploy.wait_for_delivery(
-        console_of((0, b"boot stored=9\n"), *older, (1.0, b"delivered 10\n")), time.monotonic(), 0.7
-    )
-    assert "delivered  message 10" in capsys.readouterr().out
+    link = console_of(monkeypatch, (0, b"boot stored=9\n"), *older, (1.0, b"delivered 10\n"))
+    deploy.wait_for_delivery(link, 0.0, 0.3)
+    assert "delivered  message 10, 1.0 s after" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("delivered_s", [1.5, 1.7])
 @pytest.mark.req("B3")
-def test_deployment_waits_longer_if_the_board_waits_before_it_connects(monkeypatch, capsys):
-    monkeypatch.setattr(link_module, "RESET_S", 0)
+def test_deployment_waits_longer_if_the_board_waits_before_it_connects(monkeypatch, capsys, delivered_s):
     pause = b"broker: connecting in 1.2 s, as there was no connection before the restart\r\n"
-    deploy.wait_for_delivery(console_of((0, pause), (0.9, b"delivered 4\r\n")), time.monotonic(), 0.4)
-    assert "delivered  message 4" in capsys.readouterr().out
+    link = console_of(monkeypatch, (0, pause), (delivered_s, b"delivered 4\r\n"))
+    with contextlib.nullcontext() if delivered_s < 1.6 else pytest.raises(Failure, match="within 2 s"):
+        deploy.wait_for_delivery(link, 0.0, 0.4)
+    assert ("delivered  message 4" in capsys.readouterr().out) == (delivered_s < 1.6)
 
 
 @pytest.mark.req("B3", "B4")
