@@ -7,8 +7,8 @@
         async for message in client:                              # acknowledged when the loop asks for the next message
             print(message.topic, message.payload)
 
-The client's own task reads, acknowledges and reconnects. It never waits for the program: a message that the program does not
-take yet goes into a bounded queue (`session/waiting.py`).
+The client's own task reads, acknowledges and reconnects. It never waits for the program: a message that is not taken yet goes
+into a bounded queue (`session/waiting.py`).
 """
 
 import asyncio
@@ -69,7 +69,7 @@ _BUSY = const(1)  # a state: a handler or a task has it
 # What a handler may raise; CancelledError is not an Exception.
 _RAISED = (Exception, asyncio.CancelledError)
 
-# Memory is short: MicroPython's `wait_for_ms` may raise CancelledError.
+# Without memory, `asyncio.wait_for_ms` raises one of these.
 _SHORT = (MemoryError, asyncio.CancelledError)
 
 # The blocking client's.
@@ -85,8 +85,8 @@ class Client:
 
     A message goes to the handlers of the subscriptions that cover its topic; if there are none, to `on_message`; if that is
     None, to `async for`. Until it is taken, the message waits, and so do later messages for the same handler; messages for other
-    handlers do not wait. `waiting`, `unclaimed`, `attempts` and the counters mean the same as in the blocking client. `async for`
-    claims messages from the first time that a task asks for one.
+    handlers do not wait. `waiting`, `unclaimed`, `attempts` and the counters are the blocking client's. `async for` claims
+    messages as soon as a task asks for one.
 
     Attributes and handlers are those of the blocking client. A handler may be None, a plain function, or an `async def` function,
     which is awaited. While it works on a message, its next message waits; other handlers continue. What a handler raises goes to
@@ -96,7 +96,7 @@ class Client:
     If the store fails, the client reconnects; until then, most calls that wait raise its error.
 
     In a handler, an `async def` function may await every call of the client. A plain function can't await: it may start a
-    task, as `asyncio.create_task(client.publish(...))`.
+    task: `asyncio.create_task(client.publish(...))`.
 
     With `chunks`, nothing else is read while the program works on a piece of a message: do not wait for an answer meanwhile.
     After response_s plus unclaimed_s, it counts as taken; a piece that nobody takes so long counts as unclaimed.
@@ -308,8 +308,12 @@ class Client:
         if type(handle) is COROUTINE:
             await handle
             handle = 0
-        self.link.flush(ticks_ms())
-        await _sleep_ms(0)
+        try:
+            self.link.flush(ticks_ms())
+            await _sleep_ms(0)
+        except Exception:
+            if not handle:
+                raise
         return handle
 
     async def _send(self, topic: "Any", payload: "Any", retain: bool, properties: "Any") -> None:
@@ -324,7 +328,7 @@ class Client:
             sending.failed(error)
 
     async def delivered(self, handle: int, timeout_s: "float | None" = None) -> bool:
-        """Wait until the broker has acknowledged the message with this handle; without a deadline if timeout_s is None.
+        """Wait until the broker has acknowledged this message; without a deadline if timeout_s is None.
 
         Return True; or False if the message was dropped, damaged or is in doubt.
 

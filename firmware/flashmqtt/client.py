@@ -3,7 +3,7 @@
 `publish` stores the message and returns; the message is sent when there is a connection. `poll` reads, writes, acknowledges,
 reconnects and calls handlers: call it often, or give it the time that the program does not need, in place of `sleep`. A
 program that only publishes must call it, too: `publish` makes at most one step of a connection attempt, which needs several
-steps within seconds. This module knows the clock and how to wait for a socket; everything else is in `link.py` and below.
+steps within seconds. This module knows the clock and how to wait for a socket; `link.py` and below know the rest.
 """
 
 from .backoff import Backoff
@@ -49,7 +49,7 @@ try:
     from time import sleep_ms as _sleep_ms  # type: ignore[attr-defined]
 
     def is_async(handler: "Any") -> bool:
-        """Return whether a handler is an `async def` function, as far as that can be told before it is called."""
+        """Return whether a handler is an `async def` function, if that is known before a call."""
         return type(handler) is type(_nothing)
 
 except ImportError:  # CPython
@@ -76,7 +76,7 @@ _LIMIT = const(1 << 29)  # of numbers among the arguments
 _WHOLE = const(10)  # the first of them have no fractions, the others are seconds: see `arguments.refuse_number`
 _LONGEST_WAIT_S = const(500000)  # of a wait: a board's ticks have room for 2^29 ms
 _LONGEST_WAIT_MS = const(500000000)
-_READ_DELAY_MS = const(10)  # how long `publish` delays reading, so that acknowledgements are handled in batches
+_READ_DELAY_MS = const(10)  # how long `publish` delays reading, to handle acknowledgements in batches
 
 
 class Client:
@@ -362,7 +362,7 @@ class Client:
     # --- connecting ---
 
     def __getattr__(self, name: str) -> "Any":
-        """Return an attribute that is rarely read. (A property in the class would slow down every attribute store.)"""
+        """Return an attribute that is rarely read. (A property would slow down every attribute store.)"""
         if name == "connected":
             return self.link.is_open()
         if name == "error":
@@ -384,7 +384,7 @@ class Client:
 
         Raises:
             ConnectRefused: the broker refused; `tls.CertificateRefused`: the client refused. `poll` continues to try.
-            ConnectionLost: not connected in time; `error` has the last attempt's error. `poll` continues to try. Or a handler
+            ConnectionLost: not connected in time; `error`: of the last attempt. `poll` continues to try. Or a handler
                 called `disconnect`.
         """
         link = self.link
@@ -397,7 +397,7 @@ class Client:
         return self.connection.session_present
 
     def disconnect_properties(self, code: int, expiry_s: "int | None") -> "bytes | None":
-        """Check the code and expiry_s of `disconnect`; return the properties of level 5's DISCONNECT."""
+        """Check `disconnect`'s arguments; return the properties of level 5's DISCONNECT."""
         if not code and expiry_s is None:
             return None
         from .arguments import disconnect_properties
@@ -432,7 +432,7 @@ class Client:
             self.stopped()
 
     def stopped(self) -> None:
-        """Close the socket and stay disconnected. Messages that were not handed over arrive again after the next connect."""
+        """Close the socket and stay disconnected. Messages not handed over arrive again after the next connect."""
         session = self.session
         session.busy = True
         try:
@@ -468,7 +468,7 @@ class Client:
         At QoS 1 and 2 the message is stored when this returns, connected or not. A QoS 0 message is sent now. It is not sent if
         there is no connection, or if the level 5 broker announced that it accepts no retained message, or none of this size.
 
-        Raises:
+        Raises (the message is not stored):
             InvalidTopic: not a valid topic name. UsageError: an invalid QoS, property or payload type.
             StoreFull: no room, and the store's policy is to refuse; or the message is too long for the whole store.
             BufferTooSmall: the topic, with the properties, does not fit in buffer_bytes.
@@ -509,12 +509,17 @@ class Client:
                     except (OSError, ConnectionLost) as error:
                         link.fail(error, now_ms)
                 return handle
+            session.busy = False
+            self._work(None)
         except KeyboardInterrupt:
-            link.interrupted()
+            if session.busy:
+                link.interrupted()
             raise
+        except Exception:
+            if not handle:  # else it is stored
+                raise
         finally:
             session.busy = False
-        self._work(None)
         return handle
 
     def _publish(
@@ -552,8 +557,8 @@ class Client:
         """Return whether the broker has acknowledged the message with this handle: with PUBACK at QoS 1, PUBCOMP at QoS 2.
 
         False for a message that was dropped, damaged or in doubt. A message that was finished before the last reboot counts as
-        delivered, unless the store ever dropped or damaged a message: then the result is unknown, and this returns False. False
-        also for an old message that was delivered between undelivered ones, if there were more than 32 of these since the reboot.
+        delivered, unless the store ever dropped or damaged a message: then the result is unknown: False. False also for an old
+        message that was delivered between undelivered ones, if there were more than 32 of these since the reboot.
 
         Raises:
             Refused: the broker refused the message. UsageError: it is not a number.
@@ -613,7 +618,7 @@ class Client:
         return self._ask(self._deadline(timeout_s), self.want(filter_, qos, handler, properties))
 
     def want(self, filter_: "Any", qos: int, handler: "Any", properties: "Any") -> "Any":
-        """Ask for one or several subscriptions as soon as there is a connection; return the object to wait for."""
+        """Ask for subscriptions as soon as there is a connection; return the object to wait for."""
         from .session.subscriptions import want
 
         if not isinstance(filter_, (list, tuple)):
@@ -647,7 +652,7 @@ class Client:
         return self._ask(self._deadline(timeout_s), unwant(self.session, filter_, properties))
 
     def _ask(self, deadline: int, asked: "Any") -> "Any":
-        """Wait for the broker's answer if there is a connection; return it."""
+        """If there is a connection, wait for the answer; return it."""
         link = self.link
         if not link.handling:
             self._work(None)
@@ -738,7 +743,7 @@ class Client:
     _work = poll  # for the client's own calls: a subclass may replace `poll`
 
     def _raise(self) -> None:
-        """Raise the first error of a handler, or call the handlers for a connection that ended."""
+        """Raise the first error of a handler, or call the handlers for an ended connection."""
         error = self.errors[0]
         if error is self._loss:
             self._loss = []  # first: it needs memory
@@ -778,14 +783,14 @@ class Client:
             self.call(one, handle)
 
     def note_refusal(self) -> None:
-        """Keep the code of a refused message for `delivered`, as long as 63 newer ones: the program may never ask."""
+        """Keep a refused message's code for `delivered`, until 63 newer ones."""
         refusals = self._refusals
-        if len(refusals) >= _REFUSALS:  # twice the window: a task that waits for its message has time to ask
-            del refusals[min(refusals)]  # a dict of MicroPython has no order, but handles increase
+        if len(refusals) >= _REFUSALS:  # twice the window: a waiting task has time to ask
+            del refusals[min(refusals)]  # MicroPython's dicts have no order; handles increase
         refusals[self.session.handle] = self.session.code
 
     def _dispatch(self) -> bool:
-        """Call the handlers of the message that has arrived; return False if it has to wait for one."""
+        """Call the handlers of the received message; return False if it has to wait for one."""
         # (At most four locals here, and no `try`: a frame over 11 words is allocated on the heap, which takes 25 us.)
         session = self.session
         self._finished = 0
@@ -875,13 +880,13 @@ class Client:
         return left
 
     def _wait_step(self, deadline: "Any", what: "Any") -> None:
-        """Wait for an event and handle it; raise when the deadline has passed."""
+        """Wait for an event and handle it; raise after the deadline."""
         if not self.link.handling:  # else `poll` refuses
             self._wait(self._left(deadline, what))
         self._work(None)
 
     def _wait(self, left_ms: int) -> None:
-        """Wait until the socket is ready, the link has something to do, or the time is over."""
+        """Wait until the socket is ready, the link is due, or the time is over."""
         link = self.link
         wait = link.wait_ms
         wait = wait if wait < left_ms else left_ms

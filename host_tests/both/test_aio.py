@@ -10,6 +10,7 @@ if sys.implementation.name == "micropython" and ".frozen" not in sys.path:
 
 import asyncio
 
+from failing import fail_once
 from flashmqtt.aio import Client
 from flashmqtt.backoff import Backoff
 from flashmqtt.compat import ticks_diff, ticks_ms
@@ -936,6 +937,15 @@ async def test_client_reconnects_although_the_program_repeats_the_call_that_rais
                 assert errors < 1000  # without a pause, no other task would run
                 broker.answers_publish = True
         assert errors
+
+
+@pytest.mark.req("R4", "S1")
+@in_a_loop
+async def test_publish_raises_no_error_after_the_message_was_stored(broker):
+    async with client(broker) as mqtt:
+        fail_once(mqtt.link, "flush")
+        assert await mqtt.publish("a", "x", 1) == 1
+        assert await mqtt.delivered(1, PATIENCE_S)
 
 
 @pytest.mark.req("R4", "B4")

@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from failing import fail_once
 from flashmqtt.backoff import Backoff
 from flashmqtt.client import Client
 from flashmqtt.compat import ticks_add, ticks_diff, ticks_ms
@@ -54,6 +55,24 @@ def test_drain_delivers_all_published_messages():
     mqtt.disconnect()
     broker()
     assert broker.packets[-1] == b"\xe0\x00"
+
+
+@pytest.mark.parametrize(
+    "place, qos", [("flush", 1), ("write_to", 1), ("write_to", 0), ("_step", 1), ("_step", 2), ("_step", 0)]
+)
+@pytest.mark.req("R4", "S1")
+def test_publish_raises_no_error_after_the_message_was_stored(place, qos):
+    broker, mqtt = connected()
+    mqtt.link.stepped_ms = ticks_add(ticks_ms(), -1000 if place == "_step" else 1000)
+    mqtt.session._direct = place != "flush"
+    fail_once(mqtt if place == "_step" else mqtt.link, place)
+    if qos:
+        assert mqtt.publish("a", "x", qos) == 1
+        assert mqtt.drain(PATIENCE_S) and mqtt.delivered(1)
+    else:
+        with pytest.raises(MemoryError):
+            mqtt.publish("a", "x")
+    mqtt.disconnect()
 
 
 @pytest.mark.req("S5", "Q6")
