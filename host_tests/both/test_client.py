@@ -62,7 +62,7 @@ def test_drain_delivers_all_published_messages():
 )
 @pytest.mark.req("R4", "S1")
 def test_publish_raises_no_error_after_the_message_was_stored(place, qos):
-    broker, mqtt = connected()
+    _, mqtt = connected()
     mqtt.link.stepped_ms = ticks_add(ticks_ms(), -1000 if place == "_step" else 1000)
     mqtt.session._direct = place != "flush"
     fail_once(mqtt if place == "_step" else mqtt.link, place)
