@@ -167,7 +167,7 @@ def test_no_process_or_file_is_left_after_an_interrupt_while_the_jvm_starts(dela
     try:
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
         while not children.read_text():
-            assert process.poll() is None
+            assert process.poll() is None, process.stderr.read()
             time.sleep(0.001)
         time.sleep(delay_s)
         # The next start would delete these after a kill.
