@@ -849,6 +849,19 @@ def test_name_that_a_compressed_page_joins_of_parts_of_kept_names_is_not_found(t
     assert list(byte_search.search(storage, Names(["dev-23-0"], kept))) == []
 
 
+@pytest.mark.req("P7")
+def test_name_inside_a_kept_name_is_not_found_at_a_boundary_of_the_parts_that_are_read(tmp_path, monkeypatch):
+    storage, names = Storage(str(tmp_path)), Names(["pump"], ["my-pump", "pump-speedy"])
+    monkeypatch.setattr(byte_search, "CHUNK", 32)
+    kept = b"my-pump pump-speedy " * 8
+    for shift in range(32):
+        (tmp_path / f"kept-{shift:02}").write_bytes(b"." * shift + kept)
+        (tmp_path / f"own-{shift:02}").write_bytes(b"." * shift + b"pump " + kept)
+        (tmp_path / f"tail-{shift:02}").write_bytes(b"." * shift + kept + b"pump")
+    wanted = [f"{kind}-{shift:02}" for kind in ("own", "tail") for shift in range(32)]
+    assert list(byte_search.search(storage, names)) == wanted
+
+
 def test_search_finds_names_in_compressed_files_and_unused_dictionary_entries(tmp_path):
     storage, names = Storage(str(tmp_path)), Names([GONE])
     values = pa.DictionaryArray.from_arrays(pa.array([0], pa.int8()), ["cellar", GONE])

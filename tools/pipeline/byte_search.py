@@ -65,12 +65,16 @@ def _is_whole(storage: Storage, name: str, names: Names) -> bool:
 
 def in_stream(stream: Any, names: Names) -> bool:
     """Return whether a stream of bytes contains a device's name."""
-    before = b""
-    overlap = 2 * names.longest
-    while data := stream.read(CHUNK):
-        if names.occur(before + data):
+    margin = names.longest  # the bytes around a name that tell whether it is inside a text that is kept
+    data, first, more = b"", 0, b"."
+    while more:
+        more = stream.read(CHUNK)
+        data += more
+        last = len(data) - margin if more else len(data)
+        if any(first <= begin < last for begin, _ in names.places(data)):
             return True
-        before = (before + data)[-overlap:]
+        data = data[-2 * margin :]
+        first = max(0, len(data) - margin)
     return False
 
 
