@@ -12,6 +12,7 @@ import subprocess
 import sys
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow.parquet as pq
 import pytest
@@ -311,6 +312,21 @@ def test_sink_killed_while_its_file_is_made_continues(tables, tmp_path, size):
     assert [path.name for path in tmp_path.iterdir() if "duckdb" in path.name] == ["readings.duckdb"]
 
 
+@pytest.mark.req("P3")
+def test_sink_whose_file_another_one_has_made_meanwhile_uses_that(tables, tmp_path, monkeypatch):
+    import duckdb
+
+    to, connect = str(tmp_path / "readings.duckdb"), duckdb.connect
+
+    def closed():
+        monkeypatch.undo()
+        update(to, tables.output)
+
+    monkeypatch.setattr(duckdb, "connect", lambda path: connect(path).close() or SimpleNamespace(close=closed))
+    assert update(to, tables.output) == []
+    assert_same(to, tables.output)
+
+
 @pytest.mark.req("P7")
 @pytest.mark.parametrize("table", ["boots", "dated", "position"])
 def test_table_of_another_program_is_named_and_not_changed(to, tables, table):
@@ -319,9 +335,20 @@ def test_table_of_another_program_is_named_and_not_changed(to, tables, table):
     run(to, f"CREATE TABLE {table} (device text, x integer)")
     run(to, f"INSERT INTO {table} VALUES ('mine', 1)")
     for anew in (False, True):
-        with pytest.raises(SinkError, match=r"another program's tables, give another --to, or --schema$"):
+        with pytest.raises(SinkError, match=r"another program's tables, give another --to, or --schema; "):
             update(to, tables.output, anew=anew)
     assert run(to, f"SELECT * FROM {table}") == [("mine", 1)]
+
+
+@pytest.mark.parametrize("change", ["DROP TABLE events", "ALTER TABLE readings DROP COLUMN value"])
+def test_changed_table_is_reported_and_made_again_by_anew(to, tables, change):
+    update(to, tables.output)
+    for sql in ("DROP VIEW dated", "DELETE FROM position", *(f"DELETE FROM {table}" for table in sink.TABLES), change):
+        run(to, sql)
+    with pytest.raises(SinkError, match=r"; if ours were changed, give --anew$"):
+        update(to, tables.output)
+    update(to, tables.output, anew=True)
+    assert_same(to, tables.output)
 
 
 def test_deleted_view_is_made_again_by_anew(to, tables):

@@ -41,6 +41,10 @@ SHEET = ("taken", "device", "name", "value", "unit", "text", "flag", "dated_by",
 ROWS = 20_000
 SHEET_QUERY = f"SELECT {', '.join(SHEET)} FROM dated ORDER BY device, taken, name"
 
+OTHER_TABLES = (
+    ": if these are another program's tables, give another --to, or --schema; if ours were changed, give --anew"
+)
+
 
 class SinkError(Failure):
     """The database can't be used. The text has the reason and what to do."""
@@ -69,7 +73,7 @@ class Sink(ABC):
     Attributes:
         where: the database, for people.
         error: what its driver raises.
-        other_tables: what it raises if there are tables of our names with other columns.
+        other_tables: what it raises if tables of our names have other columns, or some do not exist.
         mark: a parameter in its SQL.
         moment: its type of a time.
         view: the query of the view `dated`.
@@ -107,8 +111,7 @@ class Sink(ABC):
                 self._run("ROLLBACK")
             if isinstance(error, self.error):
                 is_other = isinstance(error, self.other_tables)
-                remedy = ": if these are another program's tables, give another --to, or --schema" if is_other else ""
-                raise SinkError(f"{self.where}: {first_line(error)}{remedy}") from error
+                raise SinkError(f"{self.where}: {first_line(error)}{OTHER_TABLES if is_other else ''}") from error
             raise
 
     def _create(self) -> None:

@@ -38,7 +38,8 @@ class DuckSink(Sink):
             if is_new:  # under another name, because DuckDB can't open the part that a kill or a full disk leaves
                 self._anew.unlink(missing_ok=True)
                 duckdb.connect(str(self._anew)).close()
-                self._anew.replace(self.path)
+                with suppress(FileNotFoundError):  # another sink has made it meanwhile
+                    self._anew.replace(self.path)
             self._connection = duckdb.connect(str(self.path), config={"threads": 2})
         except self.error as error:
             text = first_line(error)

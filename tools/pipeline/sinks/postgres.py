@@ -26,7 +26,8 @@ CHUNK = "7 days"
 class PostgresSink(Sink):
     """A schema of a PostgreSQL database."""
 
-    error, other_tables = psycopg.Error, (psycopg.errors.DuplicateTable, psycopg.errors.UndefinedColumn)
+    error = psycopg.Error
+    other_tables = (psycopg.errors.DuplicateTable, psycopg.errors.UndefinedTable, psycopg.errors.UndefinedColumn)
     mark, moment, conflict = "%s", "timestamptz", "ON CONFLICT DO NOTHING"
     view = dated_view(
         "CAST(extract(epoch FROM {}) * 1000000 AS bigint)", "(timestamptz 'epoch' + {} * interval '1 microsecond')"
