@@ -104,7 +104,7 @@ class Application:
         client.on_error = self._on_error
         client.on_connect = self._on_connect
         client.on_delivered = self._on_delivered
-        client.on_in_doubt = self._on_in_doubt
+        client.on_in_doubt = lambda handle: self._lost("doubt", handle, handle)
         client.on_damaged = lambda handle: self._lost("damaged", handle, handle)
         client.on_refused = lambda handle, code: self._lost("refused", handle, handle)
         client.on_expired = lambda handle: self._lost("expired", handle, handle)
@@ -121,8 +121,6 @@ class Application:
             self.outcomes = Outcomes()
             self.outcomes.add("dropped", dropped_from, self.journal.floor - 1)
             self.outcomes.news = False  # until `_on_connect`
-        self._doubt = None  # first and last number of messages in doubt: delivered never, once or twice
-        self._doubt_ms = 0  # when to report them, unless the store is empty before
         self._reboot_ms = 0
         self._flushing = False  # is the health message due because of the command "flush"?
         self._identify_ms = 0
@@ -240,12 +238,8 @@ class Application:
         if self.outcomes and self.outcomes.delivered(handle) and self.state.get("dropped_from"):
             self._note_dropped(None)
 
-    def _on_in_doubt(self, handle):
-        # The handle is the journal's sequence, which is also the number in the message's payload: see `publish`.
-        first, last = self._doubt or (handle, handle)
-        self._doubt = (min(first, handle), max(last, handle))
-
     def _lost(self, kind, first, last):
+        # The handle is the journal's sequence, which is also the number in the message's payload: see `publish`.
         # Report now: the client finishes these messages only after this returns, so that a power cut can't lose their numbers.
         # A refused health message is reported with the next one, so that there is no endless loop.
         from .outcomes import Outcomes, has_topic
@@ -255,7 +249,7 @@ class Application:
         news = self.outcomes.news
         again = self.outcomes.add(kind, first, last)
         if kind == "dropped":
-            noted = self.state.get("dropped_from") or self._note_dropped(self.outcomes.first_dropped())
+            noted = (not again and self.state.get("dropped_from")) or self._note_dropped(self.outcomes.first())
             if not self.client.connected:
                 # In an outage a full store drops some with each new sector. Health messages would be dropped themselves.
                 if noted:
@@ -362,8 +356,6 @@ class Application:
             self._greet()
         config = self.config
         now = self.uptime.ms()
-        if self._doubt and (now >= self._doubt_ms or not self.client.pending):
-            self._tell_doubt(*self._doubt)
         if self._flushing or (config["health_s"] and now >= self._health_ms):
             self._flushing = False
             self._health_ms = now + config["health_s"] * 1000
@@ -459,14 +451,6 @@ class Application:
         if not self._tell(records(self)):
             self._flush()  # the count of dropped messages: with drop-newest, nothing else writes it
 
-    def _tell_doubt(self, first, last):
-        self._doubt = None
-        labels = {"doubt_first": first, "doubt_last": last}
-        if not self.publish("health", 1, [{"n": "in_doubt", "vb": True}], labels):  # the store is full: try again later
-            self._on_in_doubt(first)
-            self._on_in_doubt(last)
-            self._doubt_ms = self.uptime.ms() + self.config["status_ms"]
-
     def _flush(self):
         try:
             self.journal.flush()
@@ -475,8 +459,6 @@ class Application:
 
     def _finish(self):
         """Prepare for a sleep or a reset: report what only RAM has, disconnect, close the journal."""
-        if self._doubt:
-            self._tell_doubt(*self._doubt)
         if self.outcomes and self.outcomes.news:
             self._tell_undelivered()
         self.client.disconnect()

@@ -7,7 +7,7 @@ the events.
 from flashmqtt.compat import const
 from flashmqtt.errors import StoreCorrupt
 
-_KINDS = ("refused", "expired", "dropped", "damaged")
+_KINDS = ("refused", "expired", "dropped", "damaged", "doubt")  # doubt: delivered never, once or twice
 _RANGES = const(32)  # of each kind: see `_shorten`
 
 
@@ -45,9 +45,9 @@ class Outcomes:
         self.news = True
         return first <= self.handle <= last
 
-    def first_dropped(self):
-        """Return the first dropped message that is in no acknowledged message; there must be one."""
-        return min(self._ranges["dropped"])
+    def first(self):
+        """Return the first number that is in no acknowledged message; there must be one."""
+        return min([min(ranges) for ranges in self._ranges.values() if ranges])
 
     def _shorten(self, kind):
         """Join two adjacent ranges, or forget the oldest one. (A long outage gives hundreds of adjacent ranges.)"""
@@ -69,7 +69,10 @@ class Outcomes:
         labels = {}
         for kind in _KINDS:
             ranges = self._ranges[kind]
-            if ranges:
+            if ranges and kind == "doubt":
+                labels["doubt_first"] = min(ranges)
+                labels["doubt_last"] = max(ranges)
+            elif ranges:
                 pairs = sorted((ranges[i], ranges[i + 1]) for i in range(0, len(ranges), 2))
                 labels[kind + "_seqs"] = ",".join(
                     str(first) if first == last else "%d-%d" % (first, last) for first, last in pairs

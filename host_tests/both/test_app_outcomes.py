@@ -44,7 +44,7 @@ def test_ranges_are_reported_until_their_health_message_is_acknowledged():
     outcomes.reported(21)
     outcomes.delivered(21)
     assert outcomes.labels() == {} and not outcomes.news
-    assert outcomes.counts == {"refused": 5, "expired": 0, "dropped": 5, "damaged": 0}
+    assert outcomes.counts == {"refused": 5, "expired": 0, "dropped": 5, "damaged": 0, "doubt": 0}
 
 
 @pytest.mark.req("R5", "S6")
@@ -236,6 +236,32 @@ def test_note_about_a_first_drop_that_the_power_cut_prevented_lists_nothing():
     Application(board, settings, state).publish("readings", 1, [])
     state["dropped_from"] = 1
     assert Application(board, settings, state).outcomes is None
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+@pytest.mark.req("Q8", "R5", "S5")
+def test_messages_in_doubt_are_reported_again_if_the_full_store_drops_the_report(restarts):
+    gc.collect()
+    broker = Loopback()
+    board = Board(broker)
+    settings = {"broker": "127.0.0.1", "port": broker.port, "health_s": 0, "status_ms": 50, "watchdog_s": 8}
+    state = Facts()
+    application = Application(board, check(settings), state)
+    board.network_up = lambda *_: False
+    for seq in (1, 2):
+        application.publish("readings", 2, [])
+        application.client.on_in_doubt(seq)
+    while application.journal.floor <= 4:  # both reports
+        application.publish("readings", 1, [{"n": "load", "v": 1}])
+        application.client.poll(0)
+    if restarts:
+        application = Application(board, check(settings), state)
+    del board.network_up
+    turns(application, lambda: any(b"dropped_seqs" in one for one in broker.of(3)))
+    (report,) = [one for one in broker.of(3) if b"dropped_seqs" in one]
+    assert b'"dropped_seqs": "1-' in report or (b'"doubt_first": 1' in report and b'"doubt_last": 2' in report)
+    application.client.link.stop()
+    broker.close()
 
 
 class Refusing(Loopback):
