@@ -247,10 +247,13 @@ def test_messages_in_doubt_are_reported_again_if_the_full_store_drops_the_report
     settings = {"broker": "127.0.0.1", "port": broker.port, "health_s": 0, "status_ms": 50, "watchdog_s": 8}
     state = Facts()
     application = Application(board, check(settings), state)
+    application.publish("readings", 2, [])
+    application.publish("readings", 2, [])
+    turns(application, lambda: application.client.connected and not application.client.pending)
     board.network_up = lambda *_: False
-    for seq in (1, 2):
-        application.publish("readings", 2, [])
-        application.client.on_in_doubt(seq)
+    turns(application, lambda: not application.client.connected)
+    application.client.on_in_doubt(1)
+    application.client.on_in_doubt(2)
     while application.journal.floor <= 4:  # both reports
         application.publish("readings", 1, [{"n": "load", "v": 1}])
         application.client.poll(0)
