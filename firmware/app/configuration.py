@@ -78,8 +78,9 @@ def check(given):
             shown = "its value" if key in SECRETS else repr(value)
             raise ConfigurationError("%s: %s is not allowed; it has to be %s" % (key, shown, problem))
         result[key] = value
-    port = result["ntp"].partition(":")[2] or "123"
-    if not port.isdigit() or not 0 < int(port) < 65536:
+    name, colon, port = result["ntp"].partition(":")
+    # (As bytes: CPython takes a superscript for a digit.)
+    if colon and not (name and port.encode().isdigit() and 0 < int(port) < 65536):
         raise ConfigurationError("ntp: %r is not allowed; it has to be a name, or name:port" % result["ntp"])
     for sensor in result["sensors"]:
         if not isinstance(sensor, dict) or not isinstance(sensor.get("kind"), str):

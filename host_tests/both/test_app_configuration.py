@@ -27,6 +27,8 @@ def test_missing_options_get_their_defaults():
         ({"broker": "b", "ntp": "pool:65536"}, ["ntp", "'pool:65536'", "name:port"]),
         ({"broker": "b", "ntp": "pool:99999999999999999999"}, ["ntp", "name:port"]),
         ({"broker": "b", "ntp": "::1"}, ["ntp", "'::1'", "name:port"]),
+        ({"broker": "b", "ntp": ":123"}, ["ntp", "':123'", "name:port"]),
+        ({"broker": "b", "ntp": "pool:12²"}, ["ntp", "name:port"]),
     ],
 )
 def test_invalid_option_error_names_the_option(given, words):
