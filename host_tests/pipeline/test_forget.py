@@ -818,6 +818,22 @@ def test_name_inside_a_reading_of_a_kept_device_is_not_masked():
 
 
 @pytest.mark.req("P7")
+def test_text_that_repeats_a_name_a_thousand_times_takes_few_comparisons():
+    compared = []
+
+    class Data(bytes):
+        def __getitem__(self, part):
+            compared.append(part)
+            return bytes(self)[part]
+
+    text = "pump" * 1000
+    names = Names(["pump"], ["garden"], texts={text, f"x-{text}"})
+    data = Data(f'"{text}", "x-{text}", "pump"'.encode())
+    assert list(names.places(data)) == [(len(data) - 5, len(data) - 1)]
+    assert len(compared) < 100
+
+
+@pytest.mark.req("P7")
 def test_file_that_needs_too_much_memory_is_not_taken_for_a_damaged_one_without_the_name(tmp_path, monkeypatch):
     pq.write_table(pa.table({"a": ["pump"]}), tmp_path / "own.parquet", compression="zstd")
 

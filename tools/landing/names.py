@@ -18,6 +18,8 @@ LEAST_BYTES = 4
 """Shorter names occur in any file by chance."""
 LEAST_BASE64 = 6
 """The same, for base64."""
+MOST_IN_A_TEXT = 16
+"""So many occurrences in a text that is kept are enough to recognise the text: it may consist of thousands."""
 
 
 class Names:
@@ -62,23 +64,30 @@ class Names:
         for name in self.kept | texts:
             for whole in forms_of(name, base64_too=False):
                 for form in self.forms:
-                    at = whole.find(form)
-                    while at >= 0:
+                    at = -1
+                    for _ in range(MOST_IN_A_TEXT):
+                        at = whole.find(form, at + 1)
+                        if at < 0:
+                            break
                         self._around.setdefault((at, len(whole)), set()).add(whole)
                         self.longest = max(self.longest, len(whole))
-                        at = whole.find(form, at + 1)
 
     def places(self, data: bytes) -> Iterator[tuple[int, int]]:
         """Yield the begin and end of each occurrence of a name."""
         if self._pattern is None:
             return
+        kept_to = 0
         for found in self._pattern.finditer(data):
             begin, end = found.span()
-            if not any(
-                data[begin - at : begin - at + size] in names
+            if end <= kept_to:
+                continue
+            ends = (
+                begin - at + size
                 for (at, size), names in self._around.items()
-                if at <= begin
-            ):
+                if at <= begin and data[begin - at : begin - at + size] in names
+            )
+            kept_to = max(ends, default=0)
+            if not kept_to:
                 yield begin, end
 
     def occur(self, data: bytes) -> bool:
