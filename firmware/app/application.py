@@ -109,6 +109,8 @@ class Application:
         client.on_refused = lambda handle, code: self._lost("refused", handle, handle)
         client.on_expired = lambda handle: self._lost("expired", handle, handle)
         client.on_dropped = lambda first, last: self._lost("dropped", first, last)
+        self._drop = self.journal.on_drop  # the client's
+        self.journal.on_drop = self._dropping
         del sys.modules["app.startup"], app.startup
         client.subscribe("flashmqtt-commands/" + self.device, 1, self._command)
         self._online = False  # the network is up, and the client may connect
@@ -238,6 +240,12 @@ class Application:
         if self.outcomes and self.outcomes.delivered(handle) and self.state.get("dropped_from"):
             self._note_dropped(None)
 
+    def _dropping(self, first, end):
+        # Note it before: the report comes later, and a power cut between would lose these numbers.
+        if not self.state.get("dropped_from"):
+            self._note_dropped(self.outcomes.first(first) if self.outcomes else first)
+        self._drop(first, end)
+
     def _lost(self, kind, first, last):
         # The handle is the journal's sequence, which is also the number in the message's payload: see `publish`.
         # Report now: the client finishes these messages only after this returns, so that a power cut can't lose their numbers.
@@ -249,7 +257,7 @@ class Application:
         news = self.outcomes.news
         again = self.outcomes.add(kind, first, last)
         if kind == "dropped":
-            noted = (not again and self.state.get("dropped_from")) or self._note_dropped(self.outcomes.first())
+            noted = (not again and self.state.get("dropped_from")) or self._note_dropped(self.outcomes.first(first))
             if not self.client.connected:
                 # In an outage a full store drops some with each new sector. Health messages would be dropped themselves.
                 if noted:

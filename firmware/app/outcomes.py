@@ -45,9 +45,9 @@ class Outcomes:
         self.news = True
         return first <= self.handle <= last
 
-    def first(self):
-        """Return the first number that is in no acknowledged message; there must be one."""
-        return min([min(ranges) for ranges in self._ranges.values() if ranges])
+    def first(self, seq):
+        """Return the first number that is in no acknowledged message, if it is below seq; else seq."""
+        return min([seq] + [min(ranges) for ranges in self._ranges.values() if ranges])
 
     def _shorten(self, kind):
         """Join two adjacent ranges, or forget the oldest one. (A long outage gives hundreds of adjacent ranges.)"""

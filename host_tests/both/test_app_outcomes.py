@@ -229,6 +229,18 @@ def test_dropped_messages_are_listed_at_once_if_the_note_about_them_can_not_be_s
 
 
 @pytest.mark.req("S5", "R5")
+def test_dropped_messages_are_listed_although_the_power_failed_right_after_the_first_drop():
+    board = Board(lambda: None)
+    state = Facts()
+    settings = check({"broker": "127.0.0.1"})
+    application = Application(board, settings, state)
+    while not application.journal.dropped:
+        application.publish("readings", 1, [{"n": "load", "v": 1}])
+    application = Application(board, settings, state)
+    assert numbers(application.outcomes.labels()["dropped_seqs"]) == set(range(1, application.journal.floor))
+
+
+@pytest.mark.req("S5", "R5")
 def test_note_about_a_first_drop_that_the_power_cut_prevented_lists_nothing():
     board = Board(lambda: None)
     state = Facts()
