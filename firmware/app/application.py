@@ -340,7 +340,9 @@ class Application:
         for group in self.groups:
             now = self.uptime.ms()
             if now >= group.due_ms:
-                self.publish("readings", group.qos, self.sample(group))
+                found = self.sample(group)
+                if found:
+                    self.publish("readings", group.qos, found)
                 interval = group.interval_ms or self.interval_ms
                 group.due_ms += interval
                 if now >= group.due_ms:  # late, after an erase or an outage: continue from now

@@ -23,7 +23,8 @@ def wake(application):
     if None in application._records.values():  # such a sensor has only started its first measurement
         sleep(_CONVERSION_MS / 1000)
     for group in groups:
-        if application.publish("readings", max(1, group.qos), application.sample(group), labels):
+        found = application.sample(group)
+        if found and application.publish("readings", max(1, group.qos), found, labels):
             labels = None
     if labels:
         application._boot()

@@ -33,6 +33,20 @@ def test_samples_that_an_outage_delayed_are_not_made_up_for():
     broker.close()
 
 
+@pytest.mark.parametrize("sleep_s", [0, 600])
+@pytest.mark.req("B4", "B5")
+def test_no_reading_is_stored_if_no_sensor_has_a_value(sleep_s):
+    application, broker = _with([Odd("a", None), Odd("b", OSError(5))], sleep_s=sleep_s, awake_s=1, health_s=0)
+    application.board.network_up = lambda *arguments: False
+    if sleep_s:
+        fall_asleep(application)
+    else:
+        application.announce()
+        application.read_what_is_due()
+    assert application.journal.stored == 1  # the boot message
+    broker.close()
+
+
 @pytest.mark.req("B4")
 def test_client_stops_while_there_is_no_network_and_the_led_is_lit_while_there_is_no_connection():
     application, broker = _with([Odd("a", 3)], watchdog_s=8, health_s=0)
