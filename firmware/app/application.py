@@ -263,6 +263,9 @@ class Application:
                 if noted:
                     self.outcomes.news = news
                 return
+        if kind == "doubt":
+            self._status_ms = 0  # several come one after the other: one health message at the end of this turn
+            return
         if again or self.client.session.reports:
             return
         if kind != "refused" or not has_topic(self.journal, first, (self.topic + "health").encode()):
