@@ -328,6 +328,30 @@ def test_sink_whose_file_another_one_has_made_meanwhile_uses_that(tables, tmp_pa
 
 
 @pytest.mark.req("P7")
+def test_full_disk_while_a_device_is_deleted_is_named_and_does_not_stop_other_databases(tables, tmp_path, monkeypatch):
+    import duckdb
+
+    from tools.pipeline.sinks.duckdb_file import DuckSink
+
+    names, run_one = ("full.duckdb", "other.duckdb"), DuckSink._run
+    for name in names:
+        update(str(tmp_path / name), tables.output)
+        sink.register(tables.output, str(tmp_path / name), "")
+
+    def failing(opened, sql, parameters=None):
+        if sql.startswith("COPY FROM DATABASE") and opened.path.name == names[0]:
+            raise duckdb.IOException("No space left on device")
+        return run_one(opened, sql, parameters)
+
+    monkeypatch.setattr(DuckSink, "_run", failing)
+    with pytest.raises(SinkError, match=r"full\.duckdb: No space left on device"):
+        sink.forget(tables.output, ["a"])
+    assert {path.name for path in tmp_path.glob("*duckdb*")} == {*names}
+    with reader(str(tmp_path / names[1])) as read:
+        assert read("SELECT count(*) FROM readings WHERE device = 'a'") == [(0,)]
+
+
+@pytest.mark.req("P7")
 @pytest.mark.parametrize("table", ["boots", "dated", "position"])
 def test_table_of_another_program_is_named_and_not_changed(to, tables, table):
     if "://" in to:

@@ -178,7 +178,10 @@ class Sink(ABC):
                 for one in schema:
                     if names and one.type == pa.string() and one.name != "device":
                         self._mask(table, f'"{one.name}"', names)
-        self._rewrite()
+        try:
+            self._rewrite()
+        except self.error as error:
+            raise SinkError(f"{self.where}: {first_line(error)}") from error
         return deleted
 
     def _mask(self, table: str, column: str, names: Names) -> None:

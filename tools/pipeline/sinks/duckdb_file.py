@@ -69,9 +69,13 @@ class DuckSink(Sink):
         anew.unlink(missing_ok=True)
         own = self._run("SELECT current_database()")[0][0].replace('"', '""')
         quoted = str(anew).replace("'", "''")
-        self._run(f"ATTACH '{quoted}' AS \"{own}.anew\"")
-        self._run(f'COPY FROM DATABASE "{own}" TO "{own}.anew"')
-        self._run(f'DETACH "{own}.anew"')
+        try:
+            self._run(f"ATTACH '{quoted}' AS \"{own}.anew\"")
+            self._run(f'COPY FROM DATABASE "{own}" TO "{own}.anew"')
+            self._run(f'DETACH "{own}.anew"')
+        except self.error:
+            anew.unlink(missing_ok=True)
+            raise
         self._connection.close()
         with anew.open("rb+") as file:
             os.fsync(file.fileno())

@@ -119,11 +119,8 @@ class PostgresSink(Sink):
     def _rewrite(self) -> None:
         warnings: list[str] = []
         self._connection.add_notice_handler(lambda one: warnings.append(one.message_primary))
-        try:
-            for table in TABLES:
-                self._run(f'VACUUM FULL "{self._schema}".{table}')
-        except self.error as error:
-            raise SinkError(f"{self.where}: {first_line(error)}") from error
+        for table in TABLES:
+            self._run(f'VACUUM FULL "{self._schema}".{table}')
         if warnings:  # only the owner of a table may
             raise SinkError(
                 f"{self.where}: {warnings[0]}. Deleted rows are still in the server's files: VACUUM FULL deletes them"
