@@ -364,6 +364,19 @@ def test_table_of_another_program_is_named_and_not_changed(to, tables, table):
     assert run(to, f"SELECT * FROM {table}") == [("mine", 1)]
 
 
+def test_columns_that_somebody_added_get_their_defaults(server, tables):
+    to = server.address
+    run(to, "DROP SCHEMA IF EXISTS flashmqtt CASCADE")
+    update(to, tables.output)
+    run(to, "ALTER TABLE readings ADD site text NOT NULL DEFAULT 'x', ADD id bigint GENERATED ALWAYS AS IDENTITY")
+    fill(tables, 9)
+    tables.batch()
+    update(to, tables.output)
+    assert_same(to, tables.output)
+    count = len(in_tables(tables.output, "readings"))
+    assert run(to, "SELECT count(DISTINCT id) FROM readings WHERE site = 'x'") == [(count,)]
+
+
 @pytest.mark.parametrize("change", ["DROP TABLE events", "ALTER TABLE readings DROP COLUMN value"])
 def test_changed_table_is_reported_and_made_again_by_anew(to, tables, change):
     update(to, tables.output)

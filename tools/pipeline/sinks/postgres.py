@@ -68,11 +68,11 @@ class PostgresSink(Sink):
         self._run("CREATE INDEX readings_by_device ON readings (device, arrival)")
 
     def _run_with(self, table: str, rows: pa.Table, *statements: str) -> None:
+        names = column_list(TABLES[table].names)
         self._run("DROP TABLE IF EXISTS pg_temp.incoming")
-        self._run(f"CREATE TEMPORARY TABLE incoming (LIKE {table}) ON COMMIT DROP")
+        self._run(f"CREATE TEMPORARY TABLE incoming ON COMMIT DROP AS SELECT {names} FROM {table} WITH NO DATA")
         text = io.BytesIO()
         pyarrow.csv.write_csv(self._storable(rows), text, pyarrow.csv.WriteOptions(include_header=False))
-        names = column_list(TABLES[table].names)
         try:
             with self._connection.cursor().copy(f"COPY incoming ({names}) FROM STDIN (FORMAT csv)") as copy:
                 copy.write(text.getvalue())
