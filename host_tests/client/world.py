@@ -220,7 +220,7 @@ class Broker:
     """Keeps one client's session, publishes to it, and closes a connection that breaks the rules.
 
     Attributes:
-        taken: how often each payload arrived. first_ms: when it arrived first.
+        taken: how often each payload arrived. first_ms: when it arrived first. topics: its topic.
         broken: what the client did wrong: a missing PINGREQ, or a wrong packet.
         quota: how many messages may be unacknowledged.
     """
@@ -233,11 +233,12 @@ class Broker:
         self.sock: Socket | None = None
         self._heard_ms = self._keep_alive_ms = 0
         self._reader = p.Reader(level)
-        self._queue: deque[tuple[bytes, int]] = deque()
+        self._queue: deque[tuple[str, bytes, int]] = deque()
         self._next_id = 0
         self.quota = 20
         self.taken: dict[bytes, int] = defaultdict(int)
         self.first_ms: dict[bytes, int] = {}
+        self.topics: dict[bytes, str] = {}
         self.broken: list[str] = []
 
     @property
@@ -260,8 +261,14 @@ class Broker:
         if sock:
             self._world.send(sock, lambda: how(sock))
 
-    def publish(self, payload: bytes, qos: int) -> None:
-        self._queue.append((payload, qos))
+    def forget(self) -> None:
+        """Lose the session, as a broker that restarts without its database."""
+        self.drop(Socket.reset)
+        self._session = Session()
+        self._begun = self._subscribed = False
+
+    def publish(self, payload: bytes, qos: int, topic: str = "in") -> None:
+        self._queue.append((topic, payload, qos))
         self._pump()
 
     def take(self, sock: Socket, octets: bytes) -> None:
@@ -273,6 +280,7 @@ class Broker:
     def _process(self, packet: p.Packet) -> None:
         kind = packet.kind
         if kind == p.CONNECT:
+            self._level = packet.level
             self._keep_alive_ms = packet.keep_alive_s * 1000
             self._send(p.connack(self._level, self._begun and not packet.clean))
             self._begun = True
@@ -289,14 +297,15 @@ class Broker:
             if kind == p.PUBLISH and self._session.is_new(packet):
                 self.taken[packet.payload] += 1
                 self.first_ms.setdefault(packet.payload, self._world.now_ms)
+                self.topics[packet.payload] = packet.topic
             self._send(self._session.answer(packet))
         self._pump()
 
     def _pump(self) -> None:
         while self._queue and self._subscribed and self.sock and len(self._session.unanswered) < self.quota:
-            payload, qos = self._queue.popleft()
+            topic, payload, qos = self._queue.popleft()
             self._next_id = self._next_id % 65535 + 1
-            octets = p.publish("in", payload, qos, self._next_id, self._level)
+            octets = p.publish(topic, payload, qos, self._next_id, self._level)
             self._session.unanswered[self._next_id] = octets
             self._send(octets)
 
