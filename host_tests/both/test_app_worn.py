@@ -470,7 +470,14 @@ class Forgetful(Loopback):
 @pytest.mark.req("Q8", "R5")
 def test_messages_in_doubt_are_reported_although_the_store_was_full(policy):
     broker = Forgetful()
-    settings = {"broker": "127.0.0.1", "port": broker.port, "health_s": 0, "watchdog_s": 8, "when_full": policy}
+    settings = {
+        "broker": "127.0.0.1",
+        "port": broker.port,
+        "health_s": 0,
+        "watchdog_s": 8,
+        "when_full": policy,
+        "status_ms": 50,
+    }
     application = Application(Board(broker), check(settings), Facts())
     first = application.journal.stored + 1
     for _ in range(2):
