@@ -475,7 +475,6 @@ class Application:
         if self.outcomes and self.outcomes.news:
             self._tell_undelivered()
         self.client.disconnect()
-        self.client.poll(0)  # note what the last messages dropped
         self.journal.close()
 
     def _show(self, now):
