@@ -1,5 +1,6 @@
 """Compaction, retention and remaking the tables. Only one test needs Spark."""
 
+import contextlib
 import datetime
 import os
 import time
@@ -9,7 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from host_tests.pipeline.conftest import rows_in
-from tools.pipeline import compact, remake, report, stream, verdict
+from tools.command import Failure
+from tools.pipeline import compact, remake, report, session, stream, verdict
 from tools.pipeline.batch import ledger, task
 from tools.pipeline.tables import commits
 from tools.pipeline.tables.commits import Output
@@ -256,6 +258,32 @@ def test_segments_are_retired_by_age_and_remake_then_refuses(local, days, out, c
     assert gone == "2 of c, from c-000000001.parquet to c-000000002.parquet"
     assert remake.main(["--landing", landing.uri, "--out", str(out), "--to", str(out.parent / "new")]) == 2
     assert "the raw data is incomplete: 2 of c" in capsys.readouterr().err
+
+
+def test_no_segment_is_retired_while_a_remake_reads_them(days, out, capsys, monkeypatch):
+    days.take(days=3)
+    landing = str(days.landing.directory)
+    statuses = []
+
+    @contextlib.contextmanager
+    def compacted(*_):
+        statuses.append(compact.main(["--out", str(out), "--retire", landing]))
+        raise Failure("no Spark here")
+        yield
+
+    monkeypatch.setattr(session, "opened", compacted)
+    assert remake.main(["--landing", landing, "--out", str(out), "--to", str(out.parent / "new")]) == 2
+    assert statuses == [2]
+    assert f"compact: another compaction, `remake` or `forget` is active in {out}: wait" in capsys.readouterr().err
+    assert len(list(days.landing.directory.iterdir())) == 3
+
+
+def test_remake_makes_no_file_in_tables_that_can_only_be_read(days, out, capsys, monkeypatch):
+    days.take()
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    assert remake.main(["--landing", str(days.landing.directory), "--out", str(out), "--to", str(out)]) == 2
+    assert "has tables already" in capsys.readouterr().err
+    assert not list(out.glob("*.lock"))
 
 
 def test_remake_from_raw_data_gives_the_same_sums(spark, days, out, capsys):

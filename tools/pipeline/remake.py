@@ -6,6 +6,8 @@ it makes nothing. The new tables are in another folder; the old ones are not cha
 After a kill, delete the new tables and start it again. Exit status: 0 if they agree, 1 if they differ, 2 if it could not run.
 """
 
+import contextlib
+import os
 import sys
 
 from tools.command import Failure, ended, filled, named
@@ -57,14 +59,18 @@ def main(argv: list[str] | None = None) -> int:
     options.check_outside("--to", given.to, given.landing)
     old, new, landing = Output(given.out), Output(given.to), Storage(given.landing)
     buckets = given.buckets or old.check_format()
-    before = old.newest()
-    if gone := lacking(landing, before.read):
-        raise Failure(f"the raw data is incomplete: {gone} are not in {landing.uri}. Restore them")
-    if new.latest() is not None:
-        raise Failure(
-            f"{given.to} has tables already: give another --to, or, if a remake that was killed made them, delete them"
-        )
-    with new.locked(), session.opened(given.master, new.storage) as spark:
+    with contextlib.ExitStack() as stack:
+        if os.access(old.storage.root, os.W_OK):  # else nobody compacts them from here
+            stack.enter_context(old.locked("compaction"))  # which deletes segments
+        before = old.newest()
+        if gone := lacking(landing, before.read):
+            raise Failure(f"the raw data is incomplete: {gone} are not in {landing.uri}. Restore them")
+        if new.latest() is not None:
+            raise Failure(
+                f"{given.to} has tables already: give another --to, or, if a remake that was killed made them, delete them"
+            )
+        stack.enter_context(new.locked())
+        spark = stack.enter_context(session.opened(given.master, new.storage))
         where = (given.landing, given.to, f"{given.to.rstrip('/')}/checkpoint", buckets)
         job = stream.Job(spark, *where, on_commit=print_batch, mapping=given.mapping)
         job.start().awaitTermination()

@@ -98,7 +98,7 @@ class Output:
 
     @contextmanager
     def locked(self, what: str = "run") -> Iterator[None]:
-        """Lock the directory against other commands of the same kind. An object store has no lock, but see `write`.
+        """Lock the directory against other commands that take this lock. An object store has no lock, but see `write`.
 
         Raises:
             OutputError: another one is running.
@@ -107,7 +107,8 @@ class Output:
             yield
             return
         Path(self.storage.root).mkdir(parents=True, exist_ok=True)
-        refusal = f"another {what} is active in {self.storage.uri}: wait until it ends, or give another --out"
+        active = {"run": "run or `forget`"}.get(what, "compaction, `remake` or `forget`")
+        refusal = f"another {active} is active in {self.storage.uri}: wait until it ends, or give another --out"
         handle = take_lock(Path(self.storage.path(f"{what}.lock")), OutputError(refusal))
         try:
             yield
