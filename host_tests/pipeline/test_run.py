@@ -66,7 +66,10 @@ def test_second_run_in_an_output_directory_is_refused(tmp_path, capsys):
     arguments = ["--landing", str(tmp_path / "landing"), "--out", str(tmp_path / "out")]
     with Output(str(tmp_path / "out")).locked():
         assert run.main(arguments) == 2
-    assert f"pipeline: another run or `forget` is active in {tmp_path / 'out'}: wait until it ends" in capsys.readouterr().err
+    assert (
+        f"pipeline: another run or `forget` is active in {tmp_path / 'out'}: wait until it ends"
+        in capsys.readouterr().err
+    )
     with Output(str(tmp_path / "out")).locked():
         pass
 

@@ -2,6 +2,7 @@
 
 import csv
 import datetime
+import errno
 import json
 import os
 import re
@@ -20,6 +21,7 @@ import pytest
 from host_tests.pipeline import postgres
 from host_tests.pipeline.conftest import Local
 from host_tests.pipeline.test_plain import Tables
+from tools.command import explained
 from tools.pipeline import compact, forget, sink
 from tools.pipeline.batch import dating
 from tools.pipeline.sink import Position, SinkError, bring, open_sink
@@ -930,6 +932,54 @@ def test_csv_export_has_bom_header_and_escaped_formulas(to, tables, tmp_path):
     assert {row["text"] for row in rows} == {"", '\'=1+1;"x"', "ä\n"}
     (row,) = [row for row in rows if (row["device"], row["value"]) == ("d", "2.0")][:1]
     assert datetime.datetime.fromisoformat(row["taken"]).year == 2026
+
+
+def test_csv_that_could_not_be_written_is_written_by_the_next_run(tables, tmp_path, capsys, monkeypatch):
+    arguments = [
+        "--out",
+        tables.output.storage.uri,
+        "--to",
+        str(tmp_path / "r.duckdb"),
+        "--csv",
+        str(tmp_path / "r.csv"),
+    ]
+    assert sink.main(arguments) == 0
+    before = (tmp_path / "r.csv").read_bytes()
+    fill(tables, 9)
+    tables.batch()
+    with monkeypatch.context() as patched:
+        patched.setattr(sink.Sink, "dated", lambda _: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full")))
+        assert sink.main(arguments) == 2
+    assert (tmp_path / "r.csv").read_bytes() == before
+    assert sink.main(arguments) == 0
+    assert len((tmp_path / "r.csv").read_bytes()) > len(before)
+
+
+@pytest.mark.parametrize("where", ["csv", "tables"])
+def test_following_sink_outlives_a_full_disk(tables, tmp_path, capsys, monkeypatch, where):
+    """The list of databases is a file in the tables' folder."""
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(tmp_path / "x"))
+    failing, tries = {"csv": (sink, "write_csv"), "tables": (sink, "register")}[where], []
+
+    def is_full(*_):
+        raise full
+
+    def pause(_):
+        tries.append(1)
+        if len(tries) == 2:
+            monkeypatch.setattr(*failing, works)
+        if len(tries) == 3:
+            raise KeyboardInterrupt
+
+    works = getattr(*failing)
+    monkeypatch.setattr(*failing, is_full)
+    monkeypatch.setattr(sink.time, "sleep", pause)
+    to, file = str(tmp_path / "r.duckdb"), tmp_path / "r.csv"
+    with pytest.raises(KeyboardInterrupt):
+        sink.main(["--out", tables.output.storage.uri, "--to", to, "--csv", str(file), "--follow", "1"])
+    assert capsys.readouterr().err == f"sink: {explained(full)}; trying again\n"
+    assert_same(to, tables.output)
+    assert len(file.read_text().splitlines()) > len(in_tables(tables.output, "readings"))
 
 
 def test_csv_export_does_not_depend_on_the_servers_settings(server, tables, tmp_path):
