@@ -281,15 +281,18 @@ def main(argv: list[str] | None = None) -> int:
         )
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,62}", given.schema):
         raise SinkError(f"--schema has to be a name of letters, digits and _, not {given.schema!r}")
-    last_error = ""
+    given.csv_is_old, last_error = True, ""  # an earlier run may have been ended between its copying and the file
     while True:
         try:
             last_error = _once(output, given)
-        except SinkError as error:
+        except BrokenPipeError:
+            raise
+        except (command.Failure, OSError) as error:
             if not given.follow or given.anew:
                 raise
-            if str(error) != last_error:
-                last_error = str(error)
+            text = command.explained(error) if isinstance(error, OSError) else str(error)
+            if text != last_error:
+                last_error = text
                 print(f"sink: {last_error}; trying again", file=sys.stderr, flush=True)
         given.anew = False
         if not given.follow:
@@ -305,8 +308,10 @@ def _once(output: Output, given: argparse.Namespace) -> str:
             print(f"  batch {batch}: {command.counted(readings, 'reading')} to {sink.where}", flush=True)
         if not brought and not given.follow:
             print(f"  {sink.where} is up to date", flush=True)
-        if given.csv and (brought or not given.csv.exists()):
+        given.csv_is_old |= bool(brought)
+        if given.csv and (given.csv_is_old or not given.csv.exists()):
             rows = write_csv(sink, given.csv)
+            given.csv_is_old = False
             more = f" (an Excel sheet has at most {SHEET_ROWS:,})" if rows > SHEET_ROWS else ""
             print(f"  {command.counted(rows, 'row')} in {given.csv}{more}", flush=True)
     finally:
