@@ -498,6 +498,35 @@ def test_collectors_use_one_folder_only_if_all_share_it(tmp_path):
     store("c", False).close()
 
 
+@pytest.mark.parametrize("lock", [".lock", "c.logs/lock"])
+def test_lock_that_somebody_deleted_is_taken_again(tmp_path, landing, lock):
+    (tmp_path / lock).unlink()
+    land(landing.store, publish(b"t", b"1"))
+    landing.store.sync()
+    with pytest.raises(LandingInUse):
+        Landing(tmp_path)
+    with pytest.raises(LandingInUse):
+        LandingStore(tmp_path / "d.logs", "d")
+    landing.rotate()
+    assert payloads(landing.rows()) == [b"1"]
+
+
+@pytest.mark.parametrize("act", ["sync", "rotate"])
+@pytest.mark.parametrize("name", ["c", "d"])
+def test_collector_writes_no_more_if_its_locks_were_deleted_and_another_one_has_them(tmp_path, landing, name, act):
+    land(landing.store, publish(b"t", b"1"))
+    landing.store.sync()
+    for lock in (".lock", "c.logs/lock"):
+        (tmp_path / lock).unlink()
+    other = LandingStore(tmp_path / f"{name}.logs", name)
+    log = landing.store.log_path(1).read_bytes()
+    land(landing.store, publish(b"t", b"2"))
+    with pytest.raises(LandingInUse, match="is in use by another collector"):
+        getattr(landing.store, act)()
+    assert landing.store.log_path(1).read_bytes() == log
+    other.close()
+
+
 @pytest.mark.req("P1")
 def test_mount_makes_durable_what_a_killed_collector_has_not_synced(tmp_path, landing, monkeypatch):
     path = landing.store.log_path(1)

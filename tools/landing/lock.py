@@ -2,7 +2,8 @@
 
 Two files are locked. One collector locks `<collector>.logs/lock`, exclusively. Every collector that writes into the landing
 folder also locks its `.lock`: shared if its subscriptions are shared ones (`$share/...`), else exclusively. Two collectors
-without shared subscriptions would both store every message.
+without shared subscriptions would both store every message. A file that somebody deletes is made and locked again before the
+next write; if another collector was faster, the write is refused.
 """
 
 import fcntl

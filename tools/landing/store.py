@@ -112,7 +112,8 @@ class LandingStore:
             directory.mkdir(parents=True, exist_ok=True)
             for made in (directory, directory.parent):
                 sync_directory(made.parent)
-            self._take_locks(wait_s, shared)
+            self._shared = shared
+            self._take_locks(wait_s)
             self._mount(first_number, rows_before, salvage)
         except OSError as error:
             self._release_locks()
@@ -121,19 +122,35 @@ class LandingStore:
             self._release_locks()
             raise
 
-    def _take_locks(self, wait_s: float, shared: bool) -> None:
+    def _take_locks(self, wait_s: float = 0.0) -> None:
+        """Take the locks that are not held, and those whose files were deleted: else another collector could start."""
         landing = self.directory.parent
-        for path, is_shared, advice in (
+        locks = (
             (
                 landing / LANDING_LOCK,
-                shared,
+                self._shared,
                 "choose another landing folder (only collectors whose subscriptions are all shared, $share/..., may use the same "
                 "folder)",
             ),
             (self.directory / "lock", False, "choose another client id or folder"),
-        ):
-            refusal = LandingInUse(f"{path.parent} is in use by another collector; stop that one, or {advice}")
-            self.locks.append(take_lock(path, refusal, wait_s, is_shared))
+        )
+        for n, (path, is_shared, advice) in enumerate(locks):
+            deleted = [one for one in self.locks[n : n + 1] if not os.fstat(one).st_nlink]
+            if deleted or n == len(self.locks):
+                refusal = LandingInUse(f"{path.parent} is in use by another collector; stop that one, or {advice}")
+                self.locks[n : n + 1] = [take_lock(path, refusal, wait_s, is_shared)]
+            for one in deleted:
+                os.close(one)
+
+    def _sync(self) -> None:
+        """Make the log durable, if this is still the only collector."""
+        try:
+            self._take_locks()
+        except FileNotFoundError:
+            pass  # the folder was deleted, with the log, which reports it
+        except OSError as error:
+            raise stalled(error.filename or self.directory, error) from error
+        self._log.sync()
 
     def _release_locks(self) -> None:
         while self.locks:
@@ -260,13 +277,14 @@ class LandingStore:
 
         Raises:
             LandingStalled, DiskFull: the write failed. The changes are kept in memory; call again.
+            LandingInUse: the locks' files were deleted, and another collector has started.
         """
         needed = self._reserve_bytes + self._log.pending_bytes
         if self._reserve_bytes and self._log.pending_bytes and self.free_bytes() < needed:
             raise DiskFull(
                 f"less than {self._reserve_bytes >> 20} MB are free for {self.directory}: delete something, or lower --reserve-mb"
             )
-        self._log.sync()
+        self._sync()
 
     flush = sync
 
@@ -323,7 +341,7 @@ class LandingStore:
         """
         if not self.rows:
             return False
-        self._log.sync()  # not `self.sync`: this may use the reserve
+        self._sync()  # not `self.sync`: this may use the reserve
         old = self._log.header
         header = Header(self.collector, old.number + 1, secrets.randbits(32), self.stored, previous_end=self._log.end)
         log = LandingLog.create(self.directory, header, self._first_entries(self._held))
