@@ -682,6 +682,24 @@ def test_device_whose_name_no_search_of_bytes_can_find_leaves_no_value_and_no_pa
         assert [row[0] for row in facts["fleet"]] == list(values) == ["cellar"]
 
 
+@pytest.mark.req("P7")
+@pytest.mark.parametrize("page", [True, False])
+@pytest.mark.parametrize("length", [1500, 3000, 5000, 9000])
+def test_long_names_are_deleted_and_kept_in_all_pages_of_the_plots_file(tmp_path, length, page):
+    """SQLite divides a long text into pages that need not follow one another."""
+    tables, out = Tables(tmp_path), tmp_path / "out"
+    gone, kept = "attic-" * (length // 6), f"{'b' * (length // 2)}{GONE}{'c' * (length // 2)}"
+    for device in (gone, kept, GONE):
+        tables.landing.raw(f"{device}/t", b"1")
+    tables.batch()
+    report.write(tables.output, verdict.judge(tables.output))
+    for device in (gone, GONE):
+        assert forget.forget(str(tables.landing.directory), str(out), [device], page=page).left == []
+        assert [path for path, content in bytes_in(out).items() if b"attic-attic-attic" in content] == []
+    with series.Store(tables.output).opened() as points:
+        assert points.execute("SELECT device FROM series").fetchall() == [(kept,)] * page
+
+
 def test_forget_command_requires_yes_and_reports_remaining_files(fleet, landing, tmp_path, capsys):
     arguments = ["--landing", str(landing.directory), "--out", str(tmp_path / "out")]
     assert forget.main(arguments) == 2
@@ -720,7 +738,7 @@ def test_forget_command_requires_yes_and_reports_remaining_files(fleet, landing,
     )
     with fleet.locked():
         assert forget.main([*arguments, "--device", GONE, "--yes"]) == 2
-    assert "another run is active" in capsys.readouterr().err
+    assert "another run or `forget` is active" in capsys.readouterr().err
 
 
 def test_device_named_like_a_format_word_is_forgotten_without_byte_search(local, landing, tmp_path, capsys):

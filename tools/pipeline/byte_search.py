@@ -1,10 +1,13 @@
 """Check that no file contains a device's name: search all bytes of all files, and all values of compressed files.
 
 Each file is searched as raw bytes. Parquet files are also searched by value, including dictionary entries that no row uses.
-gzip and zstd files are also searched after decompression.
+gzip and zstd files are also searched after decompression. The rows of the plots' file are searched instead of its bytes.
 """
 
+import sqlite3
 from collections.abc import Iterator
+from contextlib import closing, suppress
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -12,6 +15,7 @@ import pyarrow.parquet as pq
 
 from tools.landing.names import Names
 
+from . import series
 from .tables.storage import Storage, StorageError
 
 CHUNK = 1 << 20
@@ -35,6 +39,9 @@ def in_file(storage: Storage, name: str, names: Names, whole: bool = False) -> b
     try:
         with storage.fs.open_input_stream(path) as stream:
             found = in_stream(stream, names)
+        if name.endswith(series.NAME) and storage.local:
+            with suppress(sqlite3.DatabaseError):
+                return in_plots(path, names)
         if found and not (name.endswith(".parquet") and _is_whole(storage, name, names)):
             return True
         kind = next((kind for suffix, kind in COMPRESSED.items() if name.endswith(suffix)), None)
@@ -76,6 +83,20 @@ def in_stream(stream: Any, names: Names) -> bool:
         data = data[-2 * margin :]
         first = max(0, len(data) - margin)
     return False
+
+
+def in_plots(path: str, names: Names) -> bool:
+    """Return whether a text of the plots' file is or contains a device's name. Its bytes have long texts in pieces.
+
+    Raises:
+        sqlite3.DatabaseError: it can't be read.
+    """
+    with closing(sqlite3.connect(f"{Path(path).absolute().as_uri()}?mode=ro", uri=True)) as connection:
+        sql = "SELECT device, name, unit, text FROM series UNION SELECT device, NULL, NULL, NULL FROM left_out"
+        return any(
+            row[0] in names.devices or names.occur("\0".join(filter(None, row)).encode())
+            for row in connection.execute(sql)
+        )
 
 
 def in_parquet(storage: Storage, name: str, names: Names, whole: bool = False) -> bool:

@@ -149,6 +149,13 @@ def forget(
             delta = Delta(output)
             publish = delta.follow if delta.exist() else lambda: None
             publish()  # first: the logs must have all other rows before files are deleted that they name
+            if names.weak or done.seen:  # the pages have shortened names, too, and no search may find such a name
+                for name in (
+                    report.NAME,
+                    *(f"{series.FOLDER}/{one}" for one in output.storage.list(series.FOLDER, True)),
+                ):
+                    with contextlib.suppress(FileNotFoundError):
+                        output.storage.delete(name)
             _clean_tables(output, names, done, publish)
             if delta.exist():
                 publish()
@@ -310,6 +317,8 @@ def _others(
         elif topic.startswith(OURS):
             found.texts.add(topic)
     found.texts = {text for text in found.texts if _contain([text], devices)}
+    named = [name for name in found.devices | found.texts if _contain([name], devices)]
+    found.texts |= {short for name in named for short in report.shortened(name)}
     return found
 
 
@@ -572,7 +581,6 @@ def _delete_unnamed(output: Output, names: Names) -> None:
     commits = output.commits()
     named = set().union(*(commit.named for commit in commits), commits[-1].named_states if commits else ())
     named |= {name_of(commit.batch) for commit in commits}
-    pages = {report.NAME, series.FOLDER} if names.weak else set()  # no search can find such a name in them
     for name in storage.list("", recursive=True):
         top, is_log = name.split("/", 1)[0], f"/{DELTA_LOG}/" in name
         if TEMPORARY.search(name):
@@ -580,7 +588,7 @@ def _delete_unnamed(output: Output, names: Names) -> None:
         elif top in (*schemas.TABLES, "state", COMMITS):
             unnamed = name not in named and not is_log and name.endswith((".parquet", ".json"))
         else:
-            unnamed = top in pages or (top in MADE_AGAIN and byte_search.in_file(storage, name, names))
+            unnamed = top in MADE_AGAIN and byte_search.in_file(storage, name, names)
         if unnamed:
             storage.delete(name)
 

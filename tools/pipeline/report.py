@@ -279,6 +279,11 @@ def compact(facts: dict[str, Any]) -> dict[str, Any]:
     return short
 
 
+def shortened(name: str) -> set[str]:
+    """Return the other forms in which pages may have a long name."""
+    return {series.key_of(name), _cut(name), name[: series.MOST_NAME]} - {name}
+
+
 def _cut(value: Any) -> Any:
     return value[:MOST_TEXT] + "…" if isinstance(value, str) and len(value) > MOST_TEXT else value
 

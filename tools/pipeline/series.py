@@ -204,6 +204,7 @@ class Store:
         try:
             connection.execute("PRAGMA journal_mode=WAL")
             connection.execute("PRAGMA synchronous=NORMAL")
+            connection.execute("PRAGMA secure_delete=ON")  # `forget` reads the rows, not what earlier ones have left
             version = connection.execute("PRAGMA user_version").fetchone()[0]
             if version not in {0, FORMAT}:
                 raise sqlite3.DatabaseError("another version")
