@@ -18,9 +18,7 @@ PINGRESP = 13
 DISCONNECT = 14
 AUTH = 15  # level 5 only
 
-LEVEL_3 = 3  # 3.1, `MQIsdp`
-LEVEL_4 = 4  # 3.1.1, `MQTT`
-LEVEL_5 = 5  # 5.0, `MQTT`
+LEVEL_5 = 5  # the protocol levels are 3 (MQTT 3.1), 4 (3.1.1) and 5 (5.0)
 
 SUBSCRIPTION_REFUSED = 0x80  # a SUBACK's result codes from here on are refusals, at every level
 
