@@ -116,13 +116,18 @@ class Application:
         self._online = False  # the network is up, and the client may connect
         self._greeting = -1  # the next step of `_greet`, which runs with every connection; -1: done
         self.outcomes = None  # undelivered messages: `outcomes.Outcomes`
-        dropped_from = self.state.get("dropped_from")
-        if dropped_from and dropped_from < self.journal.floor:  # in an outage before the last restart
-            from .outcomes import Outcomes
+        begin = self.state.get("dropped_from")  # in an outage before the last restart
+        if begin:
+            # If nothing was dropped since, the note is of a report, or of a drop that a power cut prevented.
+            end = self.journal.floor if begin < self.journal.floor else self.journal.low
+            if begin < end:
+                from .outcomes import Outcomes
 
-            self.outcomes = Outcomes()
-            self.outcomes.add("dropped", dropped_from, self.journal.floor - 1)
-            self.outcomes.news = False  # until `_on_connect`
+                self.outcomes = Outcomes()
+                self.outcomes.add("dropped", begin, end - 1)
+                self.outcomes.news = False  # until `_on_connect`
+            else:
+                self._note_dropped(None)
         self._reboot_ms = 0
         self._flushing = False  # is the health message due because of the command "flush"?
         self._identify_ms = 0
@@ -272,13 +277,22 @@ class Application:
             self._tell_undelivered()
 
     def _note_dropped(self, dropped_from):
-        """Note across restarts that all undelivered messages from this number to the journal's `floor` were dropped."""
+        """Note across restarts that all undelivered messages from this number to the journal's `floor` were dropped.
+
+        If nothing was dropped since, it is the first number of a report: see `_keep_report`.
+        """
         try:
             self.state.save(dropped_from=dropped_from)
         except OSError as error:
             print("state:", error)
             return False
         return True
+
+    def _keep_report(self):
+        """In an outage, note the numbers of a report that is not acknowledged: after a restart, the full store may drop it."""
+        outcomes = self.outcomes
+        if outcomes and outcomes.handle and not (self.client.connected or self.state.get("dropped_from")):
+            self._note_dropped(outcomes.first(outcomes.handle))
 
     def _tell_undelivered(self):
         self._tell([{"n": "undelivered", "vb": True}])
@@ -379,6 +393,7 @@ class Application:
                 self._settled()
             if self.outcomes and self.outcomes.news:  # see `_lost`; or its health message was not stored
                 self._tell_undelivered()
+            self._keep_report()
             self.status()
         self._show(now)
         if self._worn and not self.client.pending:
@@ -475,6 +490,7 @@ class Application:
         if self.outcomes and self.outcomes.news:
             self._tell_undelivered()
         self.client.disconnect()
+        self._keep_report()
         self.journal.close()
 
     def _show(self, now):

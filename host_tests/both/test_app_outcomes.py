@@ -247,10 +247,16 @@ def test_note_about_a_first_drop_that_the_power_cut_prevented_lists_nothing():
     settings = check({"broker": "127.0.0.1"})
     Application(board, settings, state).publish("readings", 1, [])
     state["dropped_from"] = 1
-    assert Application(board, settings, state).outcomes is None
+    application = Application(board, settings, state)
+    assert application.outcomes is None
+    application.journal.finish(1)
+    while not application.journal.dropped:
+        application.publish("readings", 1, [{"n": "load", "v": 1}])
+    application = Application(board, settings, state)
+    assert min(numbers(application.outcomes.labels()["dropped_seqs"])) == 2  # 1 was delivered
 
 
-@pytest.mark.parametrize("restarts", [False, True])
+@pytest.mark.parametrize("restarts", ["never", "before", "sleep", "after"])
 @pytest.mark.req("Q8", "R5", "S5")
 def test_messages_in_doubt_are_reported_again_if_the_full_store_drops_the_report(restarts):
     gc.collect()
@@ -268,10 +274,16 @@ def test_messages_in_doubt_are_reported_again_if_the_full_store_drops_the_report
     application.client.on_in_doubt(2)
     application.turn(0)
     assert application.journal.stored == 3  # one report
+    if restarts == "before":
+        turns(application, lambda: state.get("dropped_from"))
+    elif restarts == "sleep":
+        application._finish()
+    if restarts in ("before", "sleep"):
+        application = Application(board, check(settings), state)
     while application.journal.floor <= 3:
         application.publish("readings", 1, [{"n": "load", "v": 1}])
         application.client.poll(0)
-    if restarts:
+    if restarts == "after":
         application = Application(board, check(settings), state)
     del board.network_up
     turns(application, lambda: any(b"dropped_seqs" in one for one in broker.of(3)))
