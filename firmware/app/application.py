@@ -24,7 +24,7 @@ import app
 from flashmqtt import __version__
 from flashmqtt.compat import const
 from flashmqtt.errors import StoreFull, StoreWorn, UsageError
-from flashmqtt.journal.journal import DROP_NEWEST, DROP_OLDEST, REFUSE, Journal
+from flashmqtt.journal.journal import DROP_OLDEST, REFUSE, Journal
 
 from .clock import NetworkTime, Uptime
 from .commands import Commands
@@ -32,7 +32,6 @@ from .life import life_of
 from .senml import pack
 from .state import State
 
-_POLICIES = {"refuse": REFUSE, "drop-oldest": DROP_OLDEST, "drop-newest": DROP_NEWEST}
 _TURN_MS = const(200)
 _REBOOT_MS = const(5000)
 _IDENTIFY_MS = const(10000)
@@ -79,12 +78,12 @@ class Application:
         self.live = "flashmqtt-live/" + self.device + "/"
         self.journal = Journal(
             board.journal_region(config["sectors"], self._feed),
-            policy=_POLICIES[config["when_full"]],
+            # With "drop-newest" and "refuse", `publish` counts.
+            policy=DROP_OLDEST if config["when_full"] == "drop-oldest" else REFUSE,
             feed=self._feed,
         )
         self.first = self.journal.stored + 1
         self.life, self.since = life_of(self.state, self.journal.stored, self.device)
-        self.refused = 0  # messages that the full store refused since the start; they have no number
         self._boot_due = False  # does the boot message wait for room in the store?
         self._records = {}  # what the first reading of a wake gave: id of the sensor -> record
         self._worn = None
@@ -143,24 +142,24 @@ class Application:
 
         Return its handle; 0 at QoS 0, and if it is not stored.
         """
-        # A reply must not wait: its number is noted, and the next stored message has that number (see `app.commands`).
-        if qos and kind != "replies" and not self._settled():
-            return 0
         journal = self.journal
-        unix_ms = self.time.unix_ms()
-        if unix_ms is None:
-            self.undated = True
-        seq = journal.stored + 1
-        payload = pack(self.device, journal.boot, seq, self.uptime.ms(), records, unix_ms, labels, self.life)
-        try:
-            return self.client.publish((self.topic if qos else self.live) + kind, payload, qos=qos)
-        except (StoreFull, StoreWorn) as error:
-            if isinstance(error, StoreWorn):  # stored messages can still be delivered: see `turn`
-                self._worn = error
-            elif not (journal.waiting or self.config["log"]):  # it never fits; the client's log has this, too
-                print("not stored: %s: %s" % (kind, error))
-            self.refused += 1
-            return 0
+        # A reply must not wait: its number is noted, and the next stored message has that number (see `app.commands`).
+        if not qos or kind == "replies" or self._settled():
+            unix_ms = self.time.unix_ms()
+            if unix_ms is None:
+                self.undated = True
+            seq = journal.stored + 1
+            payload = pack(self.device, journal.boot, seq, self.uptime.ms(), records, unix_ms, labels, self.life)
+            try:
+                return self.client.publish((self.topic if qos else self.live) + kind, payload, qos=qos)
+            except (StoreFull, StoreWorn) as error:
+                if isinstance(error, StoreWorn):  # stored messages can still be delivered: see `turn`
+                    self._worn = error
+                elif not (journal.waiting or self.config["log"]):  # it never fits; the client's log has this, too
+                    print("not stored: %s: %s" % (kind, error))
+        if kind != "replies" and kind != "boot":  # else it waits
+            journal.dropped += 1
+        return 0
 
     def sample(self, group):
         """Read a group's sensors; return their values as SenML records."""
@@ -222,7 +221,7 @@ class Application:
         print(
             "status",
             "stored=%d waiting=%d connects=%d dropped=%d"
-            % (journal.stored, journal.waiting, self.client.link.connects, journal.dropped + self.refused),
+            % (journal.stored, journal.waiting, self.client.link.connects, journal.dropped),
         )
 
     # --- the client's handlers; most of them only note work for the next turn ---
@@ -477,7 +476,7 @@ class Application:
         from .health import records
 
         if not self._tell(records(self)):
-            self._flush()  # the count of dropped messages: with drop-newest, nothing else writes it
+            self._flush()  # the count of dropped messages: nothing else writes it
 
     def _flush(self):
         try:

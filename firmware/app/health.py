@@ -11,7 +11,7 @@ def records(application):
         {"n": "uptime", "u": "s", "v": application.uptime.ms() // 1000},
         {"n": "waiting", "v": journal.waiting},
         {"n": "stored", "v": journal.stored},
-        {"n": "dropped", "v": journal.dropped + application.refused},
+        {"n": "dropped", "v": journal.dropped},
         {"n": "damaged", "v": journal.damaged},
         {"n": "refused", "v": application.outcomes.counts["refused"] if application.outcomes else 0},
         {"n": "expired", "v": application.outcomes.counts["expired"] if application.outcomes else 0},
