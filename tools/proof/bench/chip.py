@@ -56,6 +56,7 @@ FIGURES = {
     "publish_qos1_ram_ms": ("ram1", 20, ""),
     "append_100_ms": ("append", 24, "empty"),
     "publish_qos1_journal_ms": ("journal1", 24, "empty"),
+    "publish_qos1_journal_threshold_ms": ("threshold_journal1", 40, "empty"),
     "publish_qos2_journal_ms": ("journal2", 16, "empty"),
     "sector_change_ms": ("append", 70, "empty"),
     "sector_change_full_ms": ("append_full", 36, "full"),
