@@ -94,7 +94,11 @@ def bring(
 def _next(output: Output, own: str, sink: Sink, anew: bool, taken: Callable[[], None]) -> tuple[int, int] | None:
     """Copy the next commit in one transaction; return its batch and number of readings, or None if there is none."""
     with sink.transaction():
-        before = sink.position()
+        try:
+            before = sink.position()  # with `anew`, too: another program's table of this name must not be deleted
+        except SinkError:
+            if not anew:
+                raise
         if anew:
             sink.clear()
             before = None

@@ -127,12 +127,20 @@ class Sink(ABC):
         self._run("CREATE TABLE position (told text NOT NULL)")
 
     def position(self) -> Position | None:
-        """Return the position; None if there is none."""
+        """Return the position; None if there is none.
+
+        Raises:
+            SinkError: it is damaged.
+        """
         rows = self._run("SELECT told FROM position")
         try:
-            return Position(**json.loads(rows[0][0])) if rows else None
+            found = Position(**json.loads(rows[0][0])) if rows else None
+            if found and [*map(type, vars(found).values())] != [str, int, str, int, list, int]:
+                raise TypeError("a value of another type")
         except (TypeError, ValueError) as error:
-            raise SinkError(f"{self.where}: another program or version wrote its table `position`: {error}") from error
+            wrote = f"another program or version wrote its table `position`: {error}"
+            raise SinkError(f"{self.where}: {wrote}{OTHER_TABLES}") from error
+        return found
 
     def is_empty(self) -> bool:
         """Return whether there are no rows."""
