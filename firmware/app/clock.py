@@ -115,7 +115,8 @@ class NetworkTime:
         shifted = self.offset_ms is None or abs(offset - self.offset_ms) > _SHIFT_MS
         self.offset_ms = offset
         self._close()
-        self._due_ms = now + _AGAIN_MS
+        # Ask again soon after a change, probably another server of a pool: this one's time may be wrong.
+        self._due_ms = now + (_RETRY_MOST_MS if shifted else _AGAIN_MS)
         self._retry_ms = _RETRY_LEAST_MS
         return shifted
 

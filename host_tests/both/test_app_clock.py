@@ -157,15 +157,23 @@ def test_time_of_an_answer_is_that_of_the_middle_between_request_and_answer():
 
 
 @pytest.mark.req("B4")
-def test_time_is_asked_every_six_hours_and_only_a_shift_of_two_seconds_is_a_change():
+def test_time_is_asked_every_six_hours_and_10_minutes_after_a_change_of_two_seconds():
     server, uptime, clock = _started()
     assert _answered(server, clock)
     since = UNIX_S + 2208988800
-    for shift_s, changes in ((0, False), (1, False), (30, True)):
-        uptime._ms += 6 * 3600 * 1000 - 60000
+    five_years_s = 5 * 365 * 86400
+    for wait_s, shift_s, changes in (
+        (600, 0, False),
+        (6 * 3600, 1, False),
+        (6 * 3600, five_years_s, True),
+        (600, -five_years_s, True),  # that server is wrong, or the last one was
+        (600, 0, False),
+        (6 * 3600, 0, False),
+    ):
+        uptime._ms += wait_s * 1000 - 60000
         assert not clock.turn() and not clock.waiting
         uptime._ms += 60000
-        since += 6 * 3600 + shift_s
+        since += wait_s + shift_s
         assert _answered(server, clock, seconds=since) == changes
     server.socket.close()
 
