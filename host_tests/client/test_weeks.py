@@ -164,3 +164,29 @@ def test_asyncio_client_delivers_everything_through_days_of_outages(taker, level
     finally:
         loop.close()
     life.judge()
+
+
+@pytest.mark.req("Q3", "Q4", "R1")
+@pytest.mark.parametrize("qos", [1, 2])
+def test_message_that_had_no_room_for_a_week_comes_as_soon_as_it_can_be_taken(qos, monkeypatch):
+    world = World(4, 0)
+    world.patch(monkeypatch)
+    came = []
+    options = {"store": RamStore(hold_limit=2), "waiting": 2, "waiting_bytes": 100, "unclaimed": "keep"}
+    client = Client("broker", client_id="weeks", keep_alive_s=600, **options)
+    client.connect()
+    client.subscribe("#", 2)
+
+    def pass_ms(ms):
+        end = world.now_ms + ms
+        while world.now_ms < end:
+            client.poll(min(ms, HOUR))
+
+    # QoS 1: at most 100 bytes wait. QoS 2: at most 2 messages are held.
+    for topics, pause_ms in (("kept a", MINUTE), ("b b", 7 * DAY)):
+        for topic in topics.split():
+            world.broker.publish(b"%-100s" % topic.encode() if topic != "kept" else b"kept", qos, topic)
+        pass_ms(pause_ms)
+        client.subscribe(topic, qos, lambda message: came.append(message.topic))
+        pass_ms(MINUTE)
+    assert came == ["a", "b", "b"]

@@ -64,7 +64,7 @@ class Inbound:
         self._resumed: "list[Any]" = []  # (key, acknowledgement) of long messages that have waited
         self.again = False  # the packet in the decoder must be processed once more
         self.left = 0  # bytes of the first message left unacknowledged on this connection, 0: none
-        self._left_ms = 0
+        self._left_ms: "Any" = 0  # since when; None: longer than the wait before a reconnect
         self._left_key = 0  # its key, if an older message with the same packet id still waits
         self.progress = True  # a message was held since the last reconnect
         self._awaited: "list[Any]" = []  # packet ids of this connection with PUBREC sent and no PUBREL yet
@@ -222,12 +222,16 @@ class Inbound:
     def wants_restart(self, now_ms: int) -> bool:
         """Return whether to reconnect, so that the broker sends unacknowledged messages again."""
         left = self.left
-        if not left or not self._store.can_hold(left):
+        if not left:
+            return False
+        if self._left_ms is not None and ticks_diff(now_ms, self._left_ms) >= _RECONNECT_AFTER_MS:
+            self._left_ms = None  # before the clock wraps: there may be no room for days
+        if not self._store.can_hold(left):
             return False
         waiting = self._session.waiting
         if self._left_key and waiting and waiting.held(self._left_key):
             return False
-        if (self.held or not self.progress) and ticks_diff(now_ms, self._left_ms) < _RECONNECT_AFTER_MS:
+        if (self.held or not self.progress) and self._left_ms is not None:
             return False
         self.progress = False
         return True
