@@ -264,7 +264,7 @@ def ended(act: Callable[[], int], *failures: type[Exception], stopped: str = STO
     reported: tuple[type[Exception], ...] = (Failure, *failures)
     try:
         status = act()
-        sys.stdout.flush()
+        print(end="", flush=True)  # if the standard output is closed, sys.stdout is None
         return status
     except KeyboardInterrupt:
         print(f"\n{stopped}", file=sys.stderr)
