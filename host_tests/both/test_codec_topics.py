@@ -7,6 +7,7 @@ import pytest
 from flashmqtt.codec import utf8
 from flashmqtt.codec.topics import check_filter, check_topic, covers, is_shared, matches
 from flashmqtt.errors import InvalidTopic
+from tools.proof.packets import packet, text, word
 
 ON_MICROPYTHON = sys.implementation.name == "micropython"
 
@@ -262,19 +263,7 @@ def test_native_and_plain_put_message_agree_and_never_overrun():
             payload = bytes(i & 255 for i in range(n))
             for packet_id in (0, 1, 65535):
                 head = 0x33 if packet_id else 0x31
-                body = (
-                    len(topic).to_bytes(2, "big")
-                    + topic
-                    + (packet_id.to_bytes(2, "big") if packet_id else b"")
-                    + payload
-                )
-                length = bytearray()
-                left = len(body)
-                while left > 127:
-                    length.append(left & 127 | 128)
-                    left >>= 7
-                length.append(left)
-                wanted = b"." + bytes((head,)) + length + body
+                wanted = b"." + packet(head, text(topic), word(packet_id) if packet_id else b"", payload)
                 end = len(wanted)
                 for put in (quick.put_message, quick_plain.put_message):
                     buf = bytearray(b"." * (end + 5))

@@ -28,24 +28,18 @@ from flashmqtt.session.ram import RamStore
 from flashmqtt.session.session import Session
 from flashmqtt.session.several import unwant
 from flashmqtt.session.subscriptions import DECLINED, requests_of
+from tools.proof import packets
 from tools.proof.packets import length
 from wire import CutStore, Peer, id_of, number, packet, peer, settle, split, text
 from wire import publish as publish4
 
 
 def connack(present=0, code=0, properties=b""):
-    return packet(0x20, bytes([present, code]), length(len(properties)), properties)
+    return packets.connack(5, present, code, properties)
 
 
 def publish(topic, payload, qos=0, packet_id=0, dup=0, retain=0, properties=b""):
-    return packet(
-        0x30 | dup << 3 | qos << 1 | retain,
-        text(topic),
-        number(packet_id) if qos else b"",
-        length(len(properties)),
-        properties,
-        payload,
-    )
+    return packets.publish(topic, payload, qos, packet_id, 5, retain, dup, properties)
 
 
 def ack(head, packet_id, code=0):

@@ -31,7 +31,7 @@ from tools.collector import collector as collector_module
 from tools.collector import sealer
 from tools.collector.collector import READ_BYTES, Collector, CollectorError, Settings
 from tools.collector.health import Health
-from tools.collector.oversize import OversizeDecoder, encode_varint
+from tools.collector.oversize import OversizeDecoder
 from tools.collector.runs import PUBREC_WINDOW
 from tools.command import Failure, serve_metrics
 from tools.landing import parquet, seal
@@ -39,7 +39,9 @@ from tools.landing.lock import LandingInUse
 from tools.landing.log import DiskFull, LandingDamaged, LandingStalled, read_log
 from tools.landing.segments import find_segments
 from tools.landing.store import LandingStore
+from tools.proof import packets as p
 from tools.proof.collector_kills import Outcome, kill_collector
+from tools.proof.packets import PUBACK, PUBCOMP, PUBREC, PUBREL, ack
 from tools.proof.soak.judge import Landing
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -50,17 +52,8 @@ TOPIC = b"flashmqtt/a/readings"
 needs_mosquitto = pytest.mark.skipif(not brokers.find_mosquitto(), reason="mosquitto is not installed")
 
 
-def publish(payload, qos, packet_id, dup=False):
-    body = len(TOPIC).to_bytes(2, "big") + TOPIC + packet_id.to_bytes(2, "big") + payload
-    assert len(body) < 128
-    return bytes((0x30 | dup << 3 | qos << 1, len(body))) + body
-
-
-def ack(first, packet_id):
-    return bytes((first, 2)) + packet_id.to_bytes(2, "big")
-
-
-PUBACK, PUBREC, PUBREL, PUBCOMP = 0x40, 0x50, 0x62, 0x70
+def publish(payload, qos, packet_id, dup=False, level=4, properties=b"", topic=TOPIC):
+    return p.publish(topic, payload, qos, packet_id, level, dup=dup, properties=properties)
 
 
 class ScriptedBroker:
@@ -380,8 +373,7 @@ async def test_new_session_or_reused_packet_id_marks_no_duplicate(tmp_path):
 @in_a_loop
 async def test_level_5_resend_with_changed_expiry_is_marked(tmp_path):
     def with_expiry(seconds, dup):
-        body = len(TOPIC).to_bytes(2) + TOPIC + b"\0\x0a" + b"\x05\x02" + seconds.to_bytes(4) + b"21.5"
-        return bytes((0x32 | dup << 3, len(body))) + body
+        return publish(b"21.5", 1, 10, dup, 5, b"\x02" + seconds.to_bytes(4))
 
     present = b"\x20\x03\x01\x00\x00"
     async with collecting(tmp_path, level=5) as (broker, _):
@@ -768,14 +760,6 @@ async def test_refused_client_ends_with_a_named_error(tmp_path, code, option):
             await asyncio.wait({collector.task}, timeout=PATIENCE_S)
 
 
-def long_publish(payload, qos, packet_id, dup=False, properties=b"", topic=TOPIC):
-    """Return a PUBLISH with three bytes of remaining length; at level 5 `properties` include their own length."""
-    body = len(topic).to_bytes(2, "big") + topic + (packet_id.to_bytes(2, "big") if qos else b"") + properties + payload
-    assert 1 << 14 <= len(body) < 1 << 21
-    length = bytes((len(body) & 127 | 128, len(body) >> 7 & 127 | 128, len(body) >> 14))
-    return bytes((0x30 | dup << 3 | qos << 1,)) + length + body
-
-
 def description(payload):
     return {"oversize": {"bytes": len(payload), "sha256": hashlib.sha256(payload).hexdigest()}}
 
@@ -789,25 +773,23 @@ OVERSIZE = {"packet_bytes": 1 << 18}
 @in_a_loop
 async def test_oversize_message_lands_as_topic_length_and_digest(tmp_path, qos, level):
     payload = os.urandom(700_000)
-    properties = b"\x02\x01\x01" if level == 5 else b""
-    empty = b"\0" if level == 5 else b""
+    properties = b"\x01\x01" if level == 5 else b""
     async with collecting(tmp_path, level=level, **OVERSIZE) as (broker, collector):
         connect = await broker.accept(*((b"\x20\x03\0\0\0", b"\0\x02") if level == 5 else ()))
         assert b"\x27" not in connect[12:], "a Maximum Packet Size would keep the broker from sending it"
-        broker.send(long_publish(payload, qos, 7, properties=properties))
+        broker.send(publish(payload, qos, 7, level=level, properties=properties))
         if qos == 2:
             assert await broker.packet() == ack(PUBREC, 7)
-            await broker.exchange(long_publish(payload, qos, 7, dup=True, properties=properties), ack(PUBREC, 7))
+            await broker.exchange(publish(payload, qos, 7, True, level, properties), ack(PUBREC, 7))
             await broker.exchange(ack(PUBREL, 7), ack(PUBCOMP, 7))
         elif qos == 1:
             assert await broker.packet() == ack(PUBACK, 7)
-        behind = len(TOPIC).to_bytes(2, "big") + TOPIC + b"\0\x08" + empty + b"behind"
-        await broker.exchange(bytes((0x32, len(behind))) + behind, ack(PUBACK, 8))
+        await broker.exchange(publish(b"behind", 1, 8, level=level), ack(PUBACK, 8))
         assert collector.connects == 1
         assert collector.health.oversize._value.get() == 1 + (qos == 2)
     first, second = sealed(tmp_path)
     assert (first["topic"], first["qos"], second["payload"]) == (TOPIC.decode(), qos, b"behind")
-    assert first["properties"] == (properties[1:] or None)
+    assert first["properties"] == (properties or None)
     assert json.loads(first["payload"]) == description(payload)
 
 
@@ -816,7 +798,7 @@ async def test_oversize_messages_topic_gives_one_line_in_the_log(tmp_path, capsy
     async with collecting(tmp_path, **OVERSIZE) as (broker, collector):
         collector.health = Health("c")
         await broker.accept()
-        broker.send(long_publish(b"x" * 300_000, 1, 7, topic=b"a\nc: stopped\x1b[2J/b"))
+        broker.send(publish(b"x" * 300_000, 1, 7, topic=b"a\nc: stopped\x1b[2J/b"))
         assert await broker.packet() == ack(PUBACK, 7)
     (line,) = [line for line in capsys.readouterr().err.splitlines() if "stopped" in line]
     assert "a message of 300000 bytes on 'a\\nc: stopped\\x1b[2J/b'" in line
@@ -829,7 +811,7 @@ async def test_oversize_message_is_dropped_by_the_drop_policy(tmp_path, qos):
     async with collecting(tmp_path, drop_oversize=True, **OVERSIZE) as (broker, _):
         await broker.accept()
         for _ in range(PUBREC_WINDOW + 1 if qos == 2 else 1):  # a slot of the window is released, too
-            broker.send(long_publish(b"x" * 300_000, qos, 7))
+            broker.send(publish(b"x" * 300_000, qos, 7))
             if qos == 1:
                 assert await broker.packet() == ack(PUBACK, 7)
             elif qos == 2:
@@ -853,7 +835,7 @@ async def test_level_5_sends_maximum_packet_size_only_with_drop_policy(tmp_path,
 @in_a_loop
 async def test_interrupted_oversize_message_is_resent_and_lands_once(tmp_path):
     payload = os.urandom(300_000)
-    whole = long_publish(payload, 2, 7)
+    whole = publish(payload, 2, 7)
     cuts = [1, 3, 4, 6, 10, 28, 30, 1000, 1 << 18, len(whole) - 1]
     async with collecting(tmp_path, **OVERSIZE) as (broker, collector):
         for cut in cuts:
@@ -865,7 +847,7 @@ async def test_interrupted_oversize_message_is_resent_and_lands_once(tmp_path):
         await broker.exchange(whole, ack(PUBREC, 7))
         broker.writer.close()
         await broker.accept(CONNACK_PRESENT, None)
-        await broker.exchange(long_publish(payload, 2, 7, dup=True), ack(PUBREC, 7))
+        await broker.exchange(publish(payload, 2, 7, dup=True), ack(PUBREC, 7))
         await broker.exchange(ack(PUBREL, 7), ack(PUBCOMP, 7))
         assert collector.connects == len(cuts) + 2
     assert [json.loads(payload) for payload in payloads(tmp_path)] == [description(payload)]
@@ -911,22 +893,19 @@ def packets_of(decoder, stream, chunk):
 @pytest.mark.parametrize("chunk", [1, 13, 1000, 131_072, 1 << 20])
 def test_oversize_and_short_messages_decode_the_same_in_any_chunks(level, chunk):
     size = 1 << 18
-    head = b"\0" if level == 5 else b""
-    long_head = b"\xa4\x62" + (b"\x26\0\1a\0\x04" + b"v" * 4) * 1258 if level == 5 else b""
+    properties = (b"\x26\0\1a\0\x04" + b"v" * 4) * 1258 if level == 5 else b""
     texts = [b"a" * size, b"short", b"b" * (size + 1), b"c" * (3 * size), b"", b"d" * (size * 2)]
     stream, expected = b"", []
     for number, text in enumerate(texts, 1):
         topic = b"t" * (65_535 if number == 4 else number)
-        if len(text) < 100:
-            body = len(topic).to_bytes(2, "big") + topic + number.to_bytes(2, "big") + head + text
-            stream += bytes((0x32, len(body))) + body
-        else:
-            stream += long_publish(text, number % 3, number, number % 3 == 1, long_head if number == 3 else head, topic)
-            text = json.dumps(description(text)).encode()
-        qos = 1 if len(text) < 100 else number % 3
-        expected.append((qos, len(text) > 100 and qos == 1, number if qos else 0, topic, text))
+        is_long = len(text) > 100
+        qos = number % 3 if is_long else 1
+        dup = is_long and qos == 1
+        stream += publish(text, qos, number, dup, level, properties if number == 3 else b"", topic)
+        text = json.dumps(description(text)).encode() if is_long else text
+        expected.append((qos, dup, number if qos else 0, topic, text))
     if chunk == 1:  # the size of reads does not matter inside a payload, and a million steps take long
-        stream, expected = stream[: len(long_publish(texts[0], 1, 1, True, head, b"t"))], expected[:1]
+        stream, expected = stream[: p.packet_end(stream)], expected[:1]
     decoder = OversizeDecoder(size, level)
     assert packets_of(decoder, stream, chunk) == expected
 
@@ -987,8 +966,7 @@ async def test_drain_ends_only_when_all_that_arrived_was_read(tmp_path):
         await broker.exchange(publish(b"0", 1, 1), ack(PUBACK, 1))
         collector._last_message -= 60
         for packet_id in (2, 3):  # each longer than one read
-            body = b"\x00\x01t" + packet_id.to_bytes(2) + bytes(READ_BYTES)
-            broker.send(bytes((0x32,)) + encode_varint(len(body)) + body)
+            broker.send(publish(bytes(READ_BYTES), 1, packet_id))
         assert [await broker.packet() for _ in range(2)] == [ack(PUBACK, 2), ack(PUBACK, 3)]
     assert len(sealed(tmp_path)) == 3
 
@@ -997,13 +975,10 @@ async def test_drain_ends_only_when_all_that_arrived_was_read(tmp_path):
 @in_a_loop
 async def test_long_message_within_the_limit_lands_whole(tmp_path):
     payload = os.urandom(700_000)
-    body = len(TOPIC).to_bytes(2, "big") + TOPIC + b"\x00\x05" + payload
-    length = bytes((len(body) & 127 | 128, len(body) >> 7 & 127 | 128, len(body) >> 14))
-
     async with collecting(tmp_path) as (broker, _):
         await broker.accept()
         for qos, answer in ((1, PUBACK), (2, PUBREC)):
-            await broker.exchange(bytes((0x30 | qos << 1,)) + length + body, ack(answer, 5))
+            await broker.exchange(publish(payload, qos, 5), ack(answer, 5))
         await broker.exchange(ack(PUBREL, 5), ack(PUBCOMP, 5))
     assert payloads(tmp_path) == [payload, payload]
 
@@ -1027,9 +1002,8 @@ async def test_level_5_sends_expiry_and_receive_maximum_and_stores_properties(tm
         assert connect[8] == 5
         assert b"\x11\x01\x02\x03\x04" in connect  # session expiry
         assert b"\x21\x00\x64" in connect  # receive maximum
-        body = len(TOPIC).to_bytes(2, "big") + TOPIC + b"\x00\x05" + b"\x02\x01\x01" + b"text"
-        await broker.exchange(bytes((0x32, len(body))) + body, ack(PUBACK, 5))
-        await broker.exchange(bytes((0x34, len(body))) + body, ack(PUBREC, 5))
+        for qos, answer in ((1, PUBACK), (2, PUBREC)):
+            await broker.exchange(publish(b"text", qos, 5, level=5, properties=b"\x01\x01"), ack(answer, 5))
         await broker.exchange(ack(PUBREL, 5), ack(PUBCOMP, 5))
     assert [(row["qos"], row["properties"], row["payload"]) for row in sealed(tmp_path)] == [
         (1, b"\x01\x01", b"text"),

@@ -22,25 +22,14 @@ from tools.landing.log import DiskFull, LandingDamaged, LandingForeign, LandingS
 from tools.landing.recent import Recent, digest
 from tools.landing.seal import seal
 from tools.landing.store import MOST_HELD, LandingStore
+from tools.proof import packets as p
 
 pytestmark = pytest.mark.req("P1")
 
 
 def publish(topic, payload, qos=1, packet_id=7, dup=False, retain=False, properties=None):
-    """Return a PUBLISH packet; the tests have their own encoder (a shared one would hide shared mistakes)."""
-    body = len(topic).to_bytes(2, "big") + topic
-    if qos:
-        body += packet_id.to_bytes(2, "big")
-    if properties is not None:
-        body += bytes((len(properties),)) + properties
-    body += payload
-    length, rest = b"", len(body)
-    while True:
-        byte, rest = rest & 127, rest >> 7
-        length += bytes((byte | 128 if rest else byte,))
-        if not rest:
-            break
-    return bytes((0x30 | dup << 3 | qos << 1 | retain,)) + length + body
+    level = 4 if properties is None else 5
+    return p.publish(topic, payload, qos, packet_id, level, retain, dup, properties or b"")
 
 
 def land(store, *packets):

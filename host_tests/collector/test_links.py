@@ -14,6 +14,7 @@ from tools.collector.collector import Collector, Settings
 from tools.collector.health import Health
 from tools.landing.log import read_log
 from tools.landing.seal import rows_of
+from tools.proof import packets as p
 from tools.proof.proxy import Cut, Proxy
 
 pytestmark = [
@@ -33,46 +34,33 @@ AT_ONCE = 12
 DEADLINE_S = 60
 
 
-def packet(first, *parts):
-    body = b"".join(parts)
-    assert len(body) < 128
-    return bytes((first, len(body))) + body
-
-
-def text(content):
-    return len(content).to_bytes(2, "big") + content
-
-
 async def talk(port, *packets, answers):
     """Connect as a client: send the packets, wait for this number of bytes, disconnect."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(b"".join(packets))
     await asyncio.wait_for(reader.readexactly(answers), DEADLINE_S)
-    writer.write(b"\xe0\x00")
+    writer.write(p.disconnect())
     await writer.drain()
     writer.close()
 
 
 async def prepare(port, name):
     """Queue four messages, alternately QoS 2 and 1, at the broker for the client of this name."""
-    topic = b"flashmqtt/" + name + b"/readings"
-    connect = packet(0x10, text(b"MQTT"), b"\x04\x00\x00\x3c", text(name))
-    await talk(port, connect, packet(0x82, b"\0\1", text(topic), b"\2"), answers=4 + 5)
+    topic = f"flashmqtt/{name}/readings"
+    await talk(port, p.connect(name, clean=False), p.subscribe(1, [(topic, 2)]), answers=4 + 5)
     publishes = []
     for n in (1, 2, 3, 4):
-        packet_id = n.to_bytes(2, "big")
-        publishes.append(packet(0x34 if n % 2 else 0x32, text(topic), packet_id, b"%d" % n))
+        publishes.append(p.publish(topic, b"%d" % n, 1 + n % 2, n))
         if n % 2:
-            publishes.append(b"\x62\x02" + packet_id)
-    connect = packet(0x10, text(b"MQTT"), b"\x04\x02\x00\x3c", text(b"from-" + name))
-    await talk(port, connect, *publishes, answers=4 + 4 + 4 + 8 + 8)
-    return topic.decode()
+            publishes.append(p.ack(p.PUBREL, n))
+    await talk(port, p.connect(f"from-{name}"), *publishes, answers=4 + 4 + 4 + 8 + 8)
+    return topic
 
 
 async def collect_through_cut(directory, broker_port, cut):
     """Collect the four messages through one cut; return the rows, and how many cuts were made."""
     name = str(cut).replace(".", "-")
-    topic = await prepare(broker_port, name.encode())
+    topic = await prepare(broker_port, name)
     running: list[asyncio.Task] = []
     collectors: list[Collector] = []
     landing = directory / name

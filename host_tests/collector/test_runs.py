@@ -18,6 +18,7 @@ from tools.collector.health import Health
 from tools.collector.runs import PUBREC_WINDOW, RunDecoder
 from tools.landing.log import HELD, LANDED, read_log
 from tools.landing.seal import rows_of
+from tools.proof.packets import PUBACK, PUBCOMP, PUBREC, PUBREL, ack, packet, word
 from wire import take
 
 pytestmark = pytest.mark.req("P1", "Q3", "Q4")
@@ -27,25 +28,17 @@ TOPICS = (b"a", b"flashmqtt/a/readings", "flashmqtt/ü/readings".encode(), b"x" 
 WRONG_TOPICS = (b"", b"a/+", b"#", b"a\0b", b"\xff", b"\xed\xa0\x80")
 
 
-def framed(first, body, wasteful=False):
-    length, rest = b"", len(body)
-    while True:
-        byte, rest = rest & 127, rest >> 7
-        last = not rest
-        length += bytes((byte if last and not wasteful else byte | 128,))
-        if last:
-            return bytes((first,)) + length + (b"\0" if wasteful else b"") + body
-
-
 def put_publish(
     level, topic, payload, qos, packet_id, dup, retain, properties=b"\0", wasteful=False, topic_length=None
 ):
-    body = (len(topic) if topic_length is None else topic_length).to_bytes(2, "big") + topic
-    if qos:
-        body += packet_id.to_bytes(2, "big")
-    if level == 5:
-        body += properties
-    return framed(0x30 | dup << 3 | qos << 1 | retain, body + payload, wasteful)
+    """Return a PUBLISH; `properties` begin with their length, which may be wrong, like `topic_length` and `wasteful`."""
+    body = word(len(topic) if topic_length is None else topic_length) + topic + (word(packet_id) if qos else b"")
+    body += (properties if level == 5 else b"") + payload
+    made = packet(0x30 | dup << 3 | qos << 1 | retain, body)
+    if wasteful:  # the length takes one byte more than it needs
+        end = len(made) - len(body)
+        made = made[: end - 1] + bytes((made[end - 1] | 128, 0)) + body
+    return made
 
 
 def wrong_packets(level, payload=b"x"):
@@ -93,7 +86,7 @@ def packets(draw, level):
             properties,
         )
     if kind == "release":
-        return b"\x62\x02" + draw(ids).to_bytes(2, "big")
+        return ack(PUBREL, draw(ids))
     if kind == "ping":
         return b"\xd0\x00"
     return draw(st.sampled_from(wrong_packets(level)))
@@ -182,8 +175,7 @@ def test_run_longer_than_the_output_buffer_is_acknowledged_in_order(tmp_path, le
     rows, _, answers, ended, entries = drive(tmp_path, level, chunks, runs=True, commit_count=1)
     assert ended == ""
     assert [row["payload"].partition(b":")[0] for row in rows] == [b"%d" % n for n in range(count)]
-    acknowledgements = b"".join(b"\x40\x02" + (n + 1).to_bytes(2, "big") for n in range(count))
-    assert answers.endswith(acknowledgements)
+    assert answers.endswith(acks(PUBACK, 1, count))
     assert entries < 20, "it was taken in runs"
 
 
@@ -215,7 +207,7 @@ class Wire:
 
 
 def acks(kind, first, last):
-    return b"".join(bytes((kind, 2)) + n.to_bytes(2, "big") for n in range(first, last + 1))
+    return b"".join(ack(kind, n) for n in range(first, last + 1))
 
 
 @pytest.mark.clause("MQTT-4.6.0-3")
@@ -224,12 +216,12 @@ def test_qos_2_flood_is_stored_and_answered_by_windows_in_order(tmp_path):
     wire = Wire(tmp_path, in_flight=count)
     wire.connect()
     flood = (put_publish(4, b"a", b"%d" % n, 2, n, 0, 0) for n in range(1, count + 1))
-    assert wire.exchange(*flood) == acks(0x50, 1, PUBREC_WINDOW)
+    assert wire.exchange(*flood) == acks(PUBREC, 1, PUBREC_WINDOW)
     assert wire.store.held_count == count
     for first in range(1, count + 1, PUBREC_WINDOW):
         last = min(first + PUBREC_WINDOW - 1, count)
-        following = acks(0x50, last + 1, min(last + PUBREC_WINDOW, count))
-        assert wire.exchange(acks(0x62, first, last)) == acks(0x70, first, last) + following
+        following = acks(PUBREC, last + 1, min(last + PUBREC_WINDOW, count))
+        assert wire.exchange(acks(PUBREL, first, last)) == acks(PUBCOMP, first, last) + following
     assert (wire.store.held_count, wire.store.rows) == (0, count)
     wire.store.close()
 
@@ -240,8 +232,8 @@ def test_new_message_is_answered_after_waiting_pubrecs(tmp_path):
     wire.connect()
     count = PUBREC_WINDOW + 3
     wire.exchange(*(put_publish(4, b"a", b"", 2, n, 0, 0) for n in range(1, count + 1)))
-    answers = wire.exchange(acks(0x62, 1, 5), put_publish(4, b"a", b"", 2, count + 1, 0, 0))
-    assert answers == acks(0x70, 1, 5) + acks(0x50, PUBREC_WINDOW + 1, count + 1)
+    answers = wire.exchange(acks(PUBREL, 1, 5), put_publish(4, b"a", b"", 2, count + 1, 0, 0))
+    assert answers == acks(PUBCOMP, 1, 5) + acks(PUBREC, PUBREC_WINDOW + 1, count + 1)
     wire.store.close()
 
 
@@ -251,7 +243,7 @@ def test_messages_and_releases_received_together_share_one_sync(tmp_path, monkey
     syncs, sync = [], os.fdatasync
     monkeypatch.setattr(os, "fdatasync", lambda handle: syncs.append(sync(handle)))
     wire.exchange(*(put_publish(4, b"a", b"", 2, n, 0, 0) for n in range(1, 101)))
-    wire.exchange(*(acks(0x62, n, n) + put_publish(4, b"a", b"", 1, n, 0, 0) for n in range(1, 101)))
+    wire.exchange(*(acks(PUBREL, n, n) + put_publish(4, b"a", b"", 1, n, 0, 0) for n in range(1, 101)))
     assert wire.store.rows == 200
     assert len(syncs) == 2
     wire.store.close()
@@ -270,8 +262,8 @@ def test_held_messages_land_once_when_packet_ids_are_reused(tmp_path, lost):
         wire.store.close()
         wire = Wire(tmp_path)
     wire.connect()
-    assert wire.exchange(*second).endswith(acks(0x50, 1, 50))
-    wire.exchange(acks(0x62, 1, 50))
+    assert wire.exchange(*second).endswith(acks(PUBREC, 1, 50))
+    wire.exchange(acks(PUBREL, 1, 50))
     assert wire.store.held_count == 0
     assert wire.payloads() == [b"A%d" % n for n in range(1, 51)] + [b"B%d" % n for n in range(1, 51)]
 
@@ -281,6 +273,6 @@ def test_level_5_resend_with_shorter_expiry_lands_once(tmp_path):
     for dup, left in ((0, 60), (1, 50)):
         wire.connect()
         expiry = b"\x05\x02" + left.to_bytes(4, "big")
-        assert wire.exchange(put_publish(5, b"a", b"once", 2, 7, dup, 0, expiry)).endswith(acks(0x50, 7, 7))
-    wire.exchange(acks(0x62, 7, 7))
+        assert wire.exchange(put_publish(5, b"a", b"once", 2, 7, dup, 0, expiry)).endswith(acks(PUBREC, 7, 7))
+    wire.exchange(acks(PUBREL, 7, 7))
     assert wire.payloads() == [b"once"]

@@ -15,7 +15,6 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
-from flashmqtt.codec.packets import PUBLISH
 from host_tests.pipeline import engines, killed
 from host_tests.pipeline.conftest import Landing, Local, once, rows_in, taken
 from host_tests.pipeline.test_plain import Tables
@@ -31,6 +30,7 @@ from tools.pipeline.tables.books import Books
 from tools.pipeline.tables.commits import Output, OutputError, name_of
 from tools.pipeline.tables.delta import Delta
 from tools.pipeline.tables.storage import Storage
+from tools.proof import packets
 
 Names = functools.partial(landing_names.Names, of=plain.devices_of)
 GONE = "greenhouse-1"
@@ -39,10 +39,7 @@ DAY_US = 86_400_000_000
 
 
 def publish(topic, payload, packet_id=7, qos=2):
-    """Return a PUBLISH packet."""
-    body = len(topic).to_bytes(2, "big") + topic.encode() + packet_id.to_bytes(2, "big") + payload
-    assert len(body) < 128
-    return bytes([PUBLISH << 4 | qos << 1, len(body)]) + body
+    return packets.publish(topic, payload, qos, packet_id)
 
 
 def fill(landing, without=()):
