@@ -21,6 +21,7 @@ import pytest
 import serial
 
 from host_tests.deploy import shrunk
+from host_tests.deploy.device import Device
 from tools.broker import Broker
 from tools.command import Failure
 from tools.deploy import __main__ as deploy
@@ -30,7 +31,6 @@ from tools.deploy.link import BoardSaid, Link
 from tools.journal import image as journal_image
 from tools.journal.report import report
 from tools.virtual_board import device as virtual
-from tools.virtual_board.device import Device
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PASSWORD = "hunter2-hunter2"

@@ -14,10 +14,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from host_tests.deploy.device import Device
 from host_tests.waiting import until
 from tools.command import Failure
 from tools.deploy.link import Link
-from tools.virtual_board.device import Device
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PATIENCE_S = 60  # on a busy machine

@@ -4,8 +4,7 @@
 
 The board is a process: `power_on.py` on the unix port. This supervisor passes bytes between the board's pty and the pty for
 the user. It also does the hardware's part: it restarts the board after a reset, with the reset's cause; it makes a soft reset
-after Ctrl-D, back into the raw REPL if the user was there; it cuts the power and tears the current flash operation; it resets
-the board when the watchdog is not fed.
+after Ctrl-D, back into the raw REPL if the user was there; it resets the board when the watchdog is not fed.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ import argparse
 import contextlib
 import fcntl
 import os
-import random
 import select
 import signal
 import subprocess
@@ -30,7 +28,6 @@ from tools import children
 from tools.boards import BOARDS
 from tools.bootstrap import ROOT
 from tools.command import Failure, ended, folder, named, parser_of
-from tools.flashsim.tear import tear
 
 POWER_ON_PY = Path(__file__).resolve().parent / "power_on.py"
 HEAP = "512K"  # a word is twice as long as on a board, and the heap also has the simulated chip
@@ -58,9 +55,7 @@ class Device:
 
     Attributes:
         path: the serial port's path, for mpremote.
-        resets: the cause of each start: "power-on", "hard", "soft" or "watchdog".
-        started_at: the position in `console` of the last start.
-        heard: the number of bytes received through the port.
+        console: what the board has printed.
     """
 
     def __init__(
@@ -76,9 +71,6 @@ class Device:
         self._command = children.micropython(heap or HEAP, "-i", POWER_ON_PY)
         if micropython:
             self._command[: self._command.index("-X")] = [str(micropython)]
-        self.resets: list[str] = []
-        self.started_at = 0
-        self.heard = 0
         self.console = bytearray()
         directory.mkdir(parents=True, exist_ok=True)
         self._environment = {
@@ -121,15 +113,6 @@ class Device:
             self._thread.start()
         self._wait_until_ready()
         return self
-
-    def power_cut(self, seed: int = 0) -> bool:
-        """Switch the power off and on; return whether that tore a flash operation."""
-        with self._lock:
-            self._kill()
-            torn = tear(self.directory / "flash.bin", self.directory / "flash.intent", random.Random(seed))
-            self._boot("power-on")
-        self._wait_until_ready()
-        return torn
 
     def stop(self) -> None:
         """Switch the power off and close the port."""
@@ -183,8 +166,6 @@ class Device:
         self._process = children.popen(self._command, cwd=self.directory, env=environment, **streams)
         os.close(slave)
         self._inner = inner
-        self.started_at = len(self.console)
-        self.resets.append(how)
         # A board that was in the raw REPL returns there: request it, and hide the friendly REPL's banner.
         self._hidden = b"" if self._raw else None
         self._start_output, self._early = b"", b""
@@ -206,7 +187,7 @@ class Device:
                 watched = [descriptor for descriptor in (self._outer, self._inner) if descriptor >= 0]
             try:
                 ready, _, _ = select.select(watched, [], [], TICK_S)
-            except OSError:  # a power cut has closed the board's end since
+            except OSError:  # another thread has closed the board's end since
                 continue
             with self._lock:
                 if self._outer in ready:
@@ -226,7 +207,6 @@ class Device:
                     self._check_watchdog()
 
     def _from_user(self, data: bytes) -> None:
-        self.heard += len(data)
         for byte in data:
             if byte == 1:
                 self._raw = True
