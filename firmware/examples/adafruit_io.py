@@ -2,7 +2,7 @@
 
 import gc
 
-gc.threshold(4096)
+gc.threshold(16384)
 
 import time
 

@@ -2,7 +2,7 @@
 
 import gc
 
-gc.threshold(4096)
+gc.threshold(16384)
 
 import time
 from binascii import a2b_base64, b2a_base64

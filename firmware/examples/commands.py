@@ -6,7 +6,7 @@ handler that a power cut interrupted runs again after the restart, so repeating 
 
 import gc
 
-gc.threshold(4096)
+gc.threshold(16384)
 
 import os
 

@@ -2,7 +2,7 @@
 
 import gc
 
-gc.threshold(4096)
+gc.threshold(16384)
 
 from time import ticks_diff, ticks_ms
 

@@ -5,7 +5,7 @@ The file gets its final name when it is complete. If the connection is lost mean
 
 import gc
 
-gc.threshold(4096)
+gc.threshold(16384)
 
 import os
 

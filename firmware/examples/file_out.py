@@ -6,7 +6,7 @@ noted, so that the program continues there after a reset. A part that is publish
 
 import gc
 
-gc.threshold(4096)
+gc.threshold(16384)
 
 import os
 

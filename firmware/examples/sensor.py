@@ -2,7 +2,7 @@
 
 import gc
 
-gc.threshold(4096)  # otherwise the garbage of imports fragments the heap
+gc.threshold(16384)  # otherwise the garbage of imports fragments the heap
 
 import board
 from flashmqtt.client import Client

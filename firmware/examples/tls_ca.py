@@ -5,7 +5,7 @@ A certificate is valid between two dates, so the clock is set first; a Pico W st
 
 import gc
 
-gc.threshold(4096)
+gc.threshold(16384)
 
 import time
 

@@ -5,7 +5,7 @@ The key must have no pass phrase. On a small chip an elliptic curve (P-256) is t
 
 import gc
 
-gc.threshold(4096)
+gc.threshold(16384)
 
 import time
 

@@ -33,7 +33,7 @@ def test_package_file_and_manifest_are_current():
 def test_mip_installs_the_library_and_a_first_program_runs(tmp_path):
     program = (
         "import gc\n"
-        "gc.threshold(4096)\n"  # as the README's programs begin: the sources are compiled on the board
+        "gc.threshold(16384)\n"  # as the README's programs begin: the sources are compiled on the board
         "from flashmqtt.client import Client\n"
         "from flashmqtt.journal.journal import Journal\n"
         "from flashmqtt.flash.pinned import PinnedFiles, pin\n"

@@ -277,7 +277,7 @@ def measure(case, count, region):
         return receive(count)
     qos = int(case[-1])
     if case.startswith("threshold"):  # as in the README's program
-        gc.threshold(4096)
+        gc.threshold(16384)
     if case.startswith("umqtt"):
         return peer(qos, count)
     if case.startswith("ram"):
