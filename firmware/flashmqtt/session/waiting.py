@@ -135,8 +135,7 @@ class WaitingQueue:
         self.skipping = False  # the first piece of a message was not handed over: skip the others
         self._pauses = 0  # since a message was taken
         self._failures: "dict[Any, int]" = {}  # packet id of a message in pieces: how often a handler failed with it
-        # A message was taken since the last reconnect for unacknowledged ones, or the wait without progress is over.
-        self._progress = True
+        self._progress = True  # a message was taken since the last reconnect for others, or the wait for it is over
         self._pieces = 0  # how many were queued: the number of the newest is its `packet_id`
         self._new = False  # on this connection a new message has come: all that the broker sends again came before it
 
@@ -590,7 +589,7 @@ class WaitingQueue:
         if not self._left:
             return False
         if ticks_diff(now_ms, self._left_ms) >= _RECONNECT_AFTER_MS:
-            self._progress = True  # before the clock wraps: the message may stay unclaimed for days
+            self._progress = True  # before the clock wraps
         waiting = copied = 0
         claimed = self.overflow
         for entry in self.entries:
