@@ -165,13 +165,18 @@ def report_line(kind: str, text: str) -> None:
     print(f"{kind:10} {text}", flush=True)
 
 
-def columns(rows: Sequence[Sequence[str]], alignment: str) -> list[str]:
-    """Return the lines of a table; `alignment` has one of < and > for each column."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
+def table(rows: Sequence[Sequence[object]], alignment: str) -> list[str]:
+    """Return the lines of a table: the headings, which are the first row, a rule, and the other rows.
+
+    `alignment` has one of < and > for each column. Numbers get commas.
+    """
+    texts = [[f"{cell:,}" if isinstance(cell, int) else str(cell) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
+    first, *others = [
         "  ".join(f"{cell:{side}{width}}" for cell, side, width in zip(row, alignment, widths, strict=True)).rstrip()
-        for row in rows
+        for row in texts
     ]
+    return [first, "-" * max(map(len, [first, *others])), *others]
 
 
 def progress_bar(iterable: Iterable[Any] | None = None, **options: Any) -> Any:

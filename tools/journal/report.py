@@ -11,7 +11,7 @@ from zlib import crc32
 from flashmqtt.errors import FlashMqttError
 from flashmqtt.flash.ram import RamRegion
 from flashmqtt.journal.journal import Journal
-from tools.command import columns
+from tools.command import table
 from tools.journal import layout
 
 KINDS = {
@@ -250,11 +250,11 @@ def report(content: bytes, sector_bytes: int, *, everything: bool = False) -> tu
         sums |= {"waiting": journal.waiting, "held": len(journal.held())}
         sums |= {"dropped": journal.dropped, "damaged": journal.damaged}
         sums |= {"erases of a sector, least": min(wear), "erases of a sector, most": max(wear)}
-        rows = [(name, f"{value:,}") for name, value in sums.items()]
+        rows: list[tuple[str, object]] = [("journal", ""), *sums.items()]
         notes = [chain[-1].note, *(record.body for record in chain[-1].records if record.type == layout.NOTE)]
         if notes[-1].strip(b"\xff"):
             rows.append(("note", notes[-1].hex(" ")))
-        parts.append(_table(("journal", ""), rows, "<>"))
+        parts.append("\n".join(table(rows, "<>")))
     parts.append(_sectors(sectors, sector_bytes))
     parts.append(_records(sectors, journal is not None, everything))
     if journal is not None and journal.low < journal.next_seq:
@@ -264,7 +264,7 @@ def report(content: bytes, sector_bytes: int, *, everything: bool = False) -> tu
 
 def _sectors(sectors: Sequence[Sector], sector_bytes: int) -> str:
     headings = SECTOR_HEADINGS.split()
-    rows: list[list[str]] = []
+    rows: list[list[int | str]] = [[*headings]]
     for sector in sectors:
         fields = sector.fields
         row: list[int | str] = [sector.number, sector.state, *[""] * (len(headings) - 2)]
@@ -274,12 +274,12 @@ def _sectors(sectors: Sequence[Sector], sector_bytes: int) -> str:
             row[2:9] = sector.seq, prev, fields["boot"], fields["erases"], fields["low"], first, fields["floor"]
             row[9:13] = sector.held or "", len(sector.records), sector.damaged or "", sector.torn or ""
             row[13] = f"{100 * sector.used // sector_bytes} %"
-        rows.append([f"{cell:,}" if isinstance(cell, int) else cell for cell in row])
-    return _table(headings, rows, "><" + ">" * (len(headings) - 2))
+        rows.append(row)
+    return "\n".join(table(rows, "><" + ">" * (len(headings) - 2)))
 
 
 def _records(sectors: Sequence[Sector], mounted: bool, everything: bool) -> str:
-    rows, hidden = [], 0
+    rows, hidden = [RECORD_HEADINGS.split()], 0
     for sector in sorted((s for s in sectors if s.fields), key=lambda s: s.seq):
         for record in sector.records:
             state = (record.state or "old") if record.holds_body and mounted else ""
@@ -295,16 +295,10 @@ def _records(sectors: Sequence[Sector], mounted: bool, everything: bool) -> str:
         if hidden
         else ""
     )
-    if not rows:
+    if len(rows) == 1:
         return f"No message is waiting or held. {note}".strip() if mounted else note
-    return _table(RECORD_HEADINGS.split(), rows, ">><>><><") + ("\n" + note if note else "")
+    return "\n".join([*table(rows, ">><>><><"), *([note] if note else [])])
 
 
 def _text(body: bytes) -> str:
     return "".join(chr(byte) if 0x20 <= byte < 0x7F else "." for byte in body)
-
-
-def _table(headings: Sequence[str], rows: Sequence[Sequence[str]], alignment: str) -> str:
-    """Format a table; `alignment` has one of < and > for each column."""
-    lines = columns([headings, *rows], alignment)
-    return "\n".join([lines[0], "-" * max(map(len, lines)), *lines[1:]])

@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 
 from flashmqtt.codec.topics import check_filter
 from flashmqtt.errors import InvalidTopic
-from tools.command import Failure, columns, counted, ended, explained, named
+from tools.command import Failure, counted, ended, explained, named, table
 
 from . import options
 from .batch import plain
@@ -383,8 +383,8 @@ def _silent(books: Books, silence: Silence, others: pa.Table) -> tuple[list[str]
     heard = others.select(["device", "first_arrival", "last_arrival"]).append_column("delivered", others["messages"])
     how = {"first_arrival": "min", "last_arrival": "max", "delivered": "sum"}
     lives = (summary.grouped(rows, ["device"], how) for rows in books.rows("lives", ["device", *how]))
-    for table in chain(lives, [heard]):
-        silent = table.filter(pa.array(silence.of(table)))
+    for devices in chain(lives, [heard]):
+        silent = devices.filter(pa.array(silence.of(devices)))
         count += silent.num_rows
         some = silent.sort_by("last_arrival").slice(0, MOST_NAMED)
         longest += zip(some["last_arrival"].to_pylist(), some["device"].to_pylist(), strict=True)
@@ -413,11 +413,11 @@ def shown(text: str, longest: int = LONGEST_NAME) -> str:
 def print_audit(found: Verdict) -> None:
     """Print the audit and the verdict for a person."""
     header = ("device", "boot", "published", "delivered", "duplicates removed", "missing", "twice in tables")
-    lines: list[tuple[str, ...]] = [header]
+    lines: list[tuple[Any, ...]] = [header]
 
-    def figures(row: dict[str, Any]) -> list[str]:
+    def figures(row: dict[str, Any]) -> list[int]:
         counts = [row.get(name, 0) for name in ("published", "delivered", "missing", "twice")]
-        return [f"{one:,}" for one in (*counts[:2], row.get("resent", 0) + row.get("replayed", 0), *counts[2:])]
+        return [*counts[:2], row.get("resent", 0) + row.get("replayed", 0), *counts[2:]]
 
     for row in found.rows:
         boot = f"{row['boot']}" if row["life"] == 1 else f"{row['boot']} (life {row['life']})"
@@ -425,8 +425,7 @@ def print_audit(found: Verdict) -> None:
     totals = found.totals
     boards = (counted(totals.get("devices", 0), "device"), counted(totals.get("boots", 0), "boot"))
     lines.append((*boards, *figures(totals)))
-    first, *boots, sums = columns(lines, "<<>>>>>")
-    rule = "-" * len(first)
+    first, rule, *boots, sums = table(lines, "<<>>>>>")
     if totals.get("boots") or not found.plain:
         print("\n  " + "\n  ".join([first, rule, *boots, rule, sums]))
     if len(found.rows) < totals.get("boots", 0):

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from tools.bootstrap import ROOT
-from tools.command import columns, parser_of
+from tools.command import parser_of, table
 
 RESULTS = Path(__file__).parent / "results.json"
 # The areas in the order in which they are measured, the cheap ones first, with the beginnings of their figures' names.
@@ -108,8 +108,7 @@ class Bench:
         for name, value in self.figures.items():
             goal = GOALS.get(name)
             rows.append([name, shown(value), *((goal.text, goal.verdict(value)) if goal else ("", ""))])
-        first, *others = columns(rows, "<>><")
-        print("\n  ".join(["", first, "-" * max(map(len, [first, *others])), *others]), flush=True)
+        print("\n  ".join(["", *table(rows, "<>><")]), flush=True)
 
     def progress(self, text: str) -> None:
         """Show what is being measured now."""

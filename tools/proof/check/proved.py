@@ -22,7 +22,7 @@ from collections import defaultdict
 import pytest
 
 from tools.bootstrap import ROOT
-from tools.command import ended, parser_of
+from tools.command import ended, parser_of, table
 
 MICROPYTHON = "@micropython"  # how the name of a test's twin ends
 RULES = ROOT / "host_tests" / "requirements.toml"
@@ -80,7 +80,7 @@ def print_rules(with_tests: bool) -> bool:
     for test, rule in collect("req"):
         tests[rule].append(test)
     unproved = []
-    print("rule  CPython  MicroPython  what")
+    rows: list[tuple[object, ...]] = [("rule", "CPython", "MicroPython", "what")]
     for group, entries in rules.items():
         for rule, text in entries.items():
             there = sum(test.endswith(MICROPYTHON) for test in tests[rule])
@@ -88,10 +88,10 @@ def print_rules(with_tests: bool) -> bool:
             proved = here and (there or group == "host")
             if not proved:
                 unproved.append(rule)
-            shown = str(there) if group == "both" else "host"
-            print(f"{rule:5} {here:7}  {shown:>11}  {text}{'' if proved else '   <- UNPROVED'}")
-            for test in tests[rule] if with_tests else []:
-                print(f"          {test}")
+            on_board = there if group == "both" else "host"
+            rows.append((rule, here, on_board, f"{text}{'' if proved else '   <- UNPROVED'}"))
+            rows += [("", "", "", test) for test in (tests[rule] if with_tests else [])]
+    print("\n".join(table(rows, "<>><")))
     unknown = sorted(tests.keys() - {rule for entries in rules.values() for rule in entries})
     if unknown:
         print(f"tests name rules that are not in host_tests/requirements.toml: {', '.join(unknown)}")
@@ -167,15 +167,16 @@ def print_clauses(with_tests: bool) -> bool:
     book = Book()
     source, tests = in_source(book), in_tests(book)
     failed = False
-    print("standard  area     statements  with a test  with a line")
+    rows: list[tuple[object, ...]] = [("standard", "area", "statements", "with a test", "with a line")]
     for standard in BOTH:
         count = {area: [one for one in book.text[area] if one[0] == standard] for area in book.text}
         for area in book.areas:
             tested, lined = (sum(one in places for one in count[area]) for places in (tests, source))
-            print(f"{standard:8}  {area:7}  {len(count[area]):10}  {tested:11}  {lined:11}")
+            rows.append((standard, area, len(count[area]), tested, lined))
             failed |= area == "codec" and tested < len(count[area])
-        server, left = (len(count[area]) for area in WITHOUT_TEST)
-        print(f"{standard:8}  not for a client: {server} bind the server only; {left} have nothing to show")
+        rows += [(standard, area, len(count[area]), "", "") for area in WITHOUT_TEST]
+    print("\n".join(table(rows, "<<>>>")))
+    print("server: statements that bind the server only; left: those of which there is nothing to show")
     for area in book.areas:
         for one, text in book.text[area].items():
             missing = [what for what, places in (("test", tests), ("line", source)) if one not in places]

@@ -266,14 +266,14 @@ def tell_runs(interpreter32: Path | None, frozen32: Path | None) -> None:
 
 def tell(now: dict) -> None:
     """Print the figures."""
-    print(f"{'module':34} {'.mpy bytes':>10}")
-    for name, size in now["mpy_bytes"].items():
-        print(f"{name:34} {size:10,}")
-    print(f"\n{'program':34} {'modules':>8} {'.mpy bytes':>10} {'heap, 64 bit':>13} {'heap, 32 bit':>13}")
-    for name, figures in now["programs"].items():
-        heap32 = f"{figures['heap_32']:,}" if "heap_32" in figures else "not measured"
-        modules, size, heap64 = figures["modules"], figures["mpy_bytes"], figures["heap_64"]
-        print(f"{name:34} {modules:8} {size:10,} {heap64:13,} {heap32:>13}")
+    rows = [("module", ".mpy bytes"), *now["mpy_bytes"].items()]
+    print("\n".join([*command.table(rows, "<>"), ""]))
+    keys = {"modules": "modules", "mpy_bytes": ".mpy bytes", "heap_64": "heap, 64 bit", "heap_32": "heap, 32 bit"}
+    programs = [("program", *keys.values())]
+    programs += [
+        (name, *(figures.get(key, "not measured") for key in keys)) for name, figures in now["programs"].items()
+    ]
+    print("\n".join(command.table(programs, "<>>>>")))
     if "running_free_32" in now:
         free = now["running_free_32"]
         print(
