@@ -84,7 +84,10 @@ class CutPico(EmulatedPico):
     """One board, from power-on to power cut."""
 
     def __init__(self, uf2: str | Path, content: bytes | None = None) -> None:
-        super().__init__(uf2, content)
+        super().__init__(uf2)
+        self.uf2 = uf2
+        if content is not None:
+            self.device.mcu.flash[: len(content)] = content
         self.flash = _ChipFlash(self.device.mcu.flash)
         redirect_flash(self.device.mcu, self.flash, self._on_cut)
         self._cut = asyncio.Event()

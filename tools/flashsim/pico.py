@@ -20,15 +20,12 @@ FLASH_BYTES = 2 * 1024 * 1024
 class EmulatedPico:
     """One board, from power-on to power-off."""
 
-    def __init__(self, uf2: str | Path, content: bytes | None = None) -> None:
+    def __init__(self, uf2: str | Path) -> None:
         from rp2040py.boards import BOARDS
         from rp2040py.device import MicroPythonDevice
 
-        self.uf2 = Path(uf2)
-        board = dataclasses.replace(BOARDS["pico"], image=self.uf2, firmware=None, layout=None)
+        board = dataclasses.replace(BOARDS["pico"], image=Path(uf2), firmware=None, layout=None)
         self.device: Any = MicroPythonDevice(board=board)
-        if content is not None:
-            self.device.mcu.flash[: len(content)] = content
 
     async def start(self, timeout_s: float = 120) -> None:
         """Boot until the USB console is available."""

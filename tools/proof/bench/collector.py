@@ -6,7 +6,6 @@ last message (for the collector: to its sync).
 """
 
 import asyncio
-import os
 import statistics
 import subprocess
 import sys
@@ -91,10 +90,7 @@ def measure(kind: str, port: int, count: int, directory: Path) -> float:
     """Run one side in a process of its own; return messages a second."""
     asyncio.run(prepare(port, kind, count))
     command = [sys.executable, "-m", "tools.proof.bench.collector", kind, str(port), str(count), str(directory)]
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'firmware'}"}
-    answer = subprocess.run(
-        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, timeout=DEADLINE_S, check=True
-    ).stdout
+    answer = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, timeout=DEADLINE_S, check=True).stdout
     return count / float(answer)
 
 

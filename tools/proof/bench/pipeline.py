@@ -7,6 +7,7 @@ its CPU time and that of all its children, and prints each measurement at once. 
 
 import json
 import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -135,7 +136,7 @@ def told(bench: Bench, measured: dict[str, list[dict[str, Any]]], starts: list[f
     bench.figure("pipeline.cpu_us_per_message", 1e6 * max(one["cpu_s"] / one["rows"] for one in (warm[-1], *streams)))
     bench.figure("pipeline.reading_bytes", warm[-1]["reading_bytes"])
     bench.figure("pipeline.interval_bytes", warm[-1]["interval_bytes"])
-    bench.figure("pipeline.start_s", sorted(starts)[len(starts) // 2])
+    bench.figure("pipeline.start_s", statistics.median(starts))
     days: dict[int, list[float]] = {}
     for one in measured["days"]:
         days.setdefault(one["history"], []).append(one["cpu_s"])

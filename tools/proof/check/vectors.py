@@ -19,6 +19,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from tools import children
 from tools.bootstrap import ROOT
 from tools.command import ended, parser_of
 
@@ -115,17 +116,14 @@ class Second:
         if not (NPM / "node_modules" / "mqtt-packet").exists():
             NPM.mkdir(parents=True, exist_ok=True)
             subprocess.run(["npm", "install", "--silent", "--no-save", "--prefix", str(NPM), MQTT_PACKET], check=True)
-        self._node = subprocess.Popen(
-            ["node", str(Path(__file__).with_suffix(".mjs")), str(NPM)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        node = ["node", str(Path(__file__).with_suffix(".mjs")), str(NPM)]
+        self._node = children.popen(node, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
     def ask(self, **request: Any) -> Json:
         """Return the answer to one request."""
         assert self._node.stdin is not None and self._node.stdout is not None
-        print(json.dumps(request), file=self._node.stdin, flush=True)
+        self._node.stdin.write(json.dumps(request).encode() + b"\n")
+        self._node.stdin.flush()
         return json.loads(self._node.stdout.readline())
 
 
