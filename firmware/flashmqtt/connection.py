@@ -171,10 +171,10 @@ class Connection:
         self.decoder.reset()
         self._next = self.decoder.next
         # A clean start discards the broker's session [MQTT-3.1.2-6], 5: [MQTT-3.1.2-4]. Without a note, the broker may still
-        # have packet ids from before this store. Level 4 detects that by session_present in CONNACK; level 3 has no such flag,
-        # and at level 5 a clean start costs nothing, because it does not end the session with the connection.
+        # have packet ids from before this store. Levels 4 and 5 detect that by session_present in CONNACK; level 3 has no such
+        # flag. (At level 5 a clean start would do, but mosquitto 2.0 does not save a session that began with one.)
         self._clean_sent = (
-            self.clean or self._purge or (session.level != 4 and not session.note.is_of(self.client_id, self.broker))
+            self.clean or self._purge or (session.level == 3 and not session.note.is_of(self.client_id, self.broker))
         )
         output.put(self.put_connect)
         session.keep_doubt(True)  # CONNECT is valid and will be sent

@@ -136,3 +136,27 @@ def test_burst_of_qos_2_messages_arrives_in_order_without_delay(tmp_path, level,
 def test_journal_holds_burst_of_qos_2_messages_in_one_connection(tmp_path, level):
     store = Journal(RamRegion(16))
     assert connections_for_burst(tmp_path, level, store) == 1 and not store.held()
+
+
+@mosquitto
+@pytest.mark.req("Q8", "P1")
+@pytest.mark.parametrize("level", [3, 4, 5])
+def test_first_session_of_a_new_journal_outlives_a_restart_of_the_broker(tmp_path, level):
+    with Broker(tmp_path, kind="mosquitto") as broker:
+        board = Client("127.0.0.1", broker.port, "board", Journal(RamRegion(4)), level=level)
+        board.connect(PATIENCE_S)
+        got: list[bytes] = []
+        board.subscribe("commands", 1, lambda m: got.append(m.payload))
+        board.disconnect()
+        operator = Client("127.0.0.1", broker.port, "operator")
+        operator.connect(PATIENCE_S)
+        operator.publish("commands", "on", qos=1)
+        assert operator.drain(PATIENCE_S)
+        operator.disconnect()
+        broker.save()
+        broker.kill()
+        broker.start()
+        board.start()
+        poll_until(lambda: got, board)
+        assert got == [b"on"]
+        board.disconnect()
