@@ -158,6 +158,18 @@ def test_sector_ends_at_its_end_whatever_the_next_header_states(end):
         assert message(journal, seq) == message(wanted, seq)
 
 
+@pytest.mark.req("S5", "S6")
+@pytest.mark.parametrize("kind", [layout.NOTE, 0, 7, 15])
+def test_eight_bytes_of_a_record_that_is_no_state_are_no_totals(kind):
+    region = RamRegion(4, SECTOR)
+    Journal(region)
+    at = 100  # after the record of the first mount
+    pack_into("<2BH6I", region.cells, at + 4, 8, kind, 0, 1, 0, 0, 0, 5, 6)
+    put_record(region.cells, 0, at, layout.R_LOW, "<I", 1)
+    journal = mount(region.cells)
+    assert (journal.dropped, journal.damaged, journal.next_seq) == (0, 0, 1)
+
+
 @pytest.mark.req("S2", "S6")
 def test_note_of_another_length_is_no_note():
     cells = made()

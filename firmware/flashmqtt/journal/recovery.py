@@ -410,7 +410,7 @@ class Recovery:
                             self._places.remove(held)
                 elif kind == _NOTE and n == 12:
                     copy(j.note, 0, page, body, 12)
-                elif head and n == 8:
+                elif head and kind == _STATE and n == 8:
                     j.dropped, j.damaged = unpack_from("<2I", page, body)
 
     def _take_places(self, j: "Any", page: "Any", at: int, n: int) -> None:
