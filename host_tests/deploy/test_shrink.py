@@ -717,6 +717,16 @@ def test_ctrl_c_during_compilation_is_not_a_compiler_error(monkeypatch):
         build.compiled("m", "A = 1\n", "x64")
 
 
+def test_locale_does_not_change_a_compiled_text():
+    program = (
+        "import sys\nfrom tools.deploy import build\nsys.stdout.buffer.write(build.compiled('m', 'A = \"\\xb0C\"', ''))"
+    )
+    environment = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    words = [sys.executable, "-c", program]
+    ran = subprocess.run(words, cwd=build.ROOT, env=environment, capture_output=True, timeout=60, check=False)
+    assert "\xb0C".encode() in ran.stdout, ran.stderr
+
+
 @pytest.mark.req("B1")
 def test_build_without_native_code_uses_the_plain_modules():
     assert b"viper" not in build.sources("pico_w", native=False)["/lib/flashmqtt/fast/__init__.mpy"].read_bytes()

