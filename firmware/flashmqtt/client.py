@@ -116,8 +116,8 @@ class Client:
         tls: an SSLContext (see `flashmqtt.tls`); server_name: the certificate's name where it is not `host`.
         timeout_s: deadline for TCP connect and for writes; the default deadline of `connect`, `subscribe` and `disconnect`.
         response_s: the client reconnects if an acknowledgement takes longer than this.
-        retry_ms: retransmit on a live connection after this time. Level 3: 20,000 if None. Level 4: off if None. Level 5:
-            not allowed.
+        retry_ms: retransmit on a live connection after this time (or up to 1 s later). Level 3: 20,000 if None. Level 4: off if
+            None. Level 5: not allowed.
         republish: what to do with a message that was past PUBREC when the broker lost the session: True publishes it again (it
             may arrive twice), False drops it (it may be lost). `on_in_doubt` is called in both cases. It is also called if nobody
             can know whether the broker lost the session, because a CONNECT got no answer: the message is not published again.
@@ -465,8 +465,8 @@ class Client:
             properties: level 5's, as a dict (see `codec.properties`). A Message Expiry Interval counts down while the message is
                 stored; also across a reset if the board's clock is set (see `session.expiry`).
 
-        At QoS 1 and 2 the message is stored when this returns, connected or not. A QoS 0 message is sent now. It is not sent if
-        there is no connection, or if the level 5 broker announced that it accepts no retained message, or none of this size.
+        At QoS 1 and 2 the message is stored when this returns, connected or not. A QoS 0 message is sent now, but not if the
+        level 5 broker accepts no retained message, or none of this size. Without a connection it is neither sent nor checked.
 
         Raises (the message is not stored):
             InvalidTopic: not a valid topic name. UsageError: an invalid QoS, property or payload type.

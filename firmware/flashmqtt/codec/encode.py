@@ -1,7 +1,7 @@
 """Encodes a client's packets into the caller's buffer (chapter 3 of 3.1.1 and 5; 3.1's sections 3.1 to 3.14).
 
 Every `put_*` writes one packet at `pos` and returns the position after it. Strings and payloads are bytes-like: lengths count
-bytes, so a `str` is refused. Levels 3, 4 and 5 differ by parameters only; `properties` is the encoded property block without its
+bytes, so do not give a `str`. Levels 3, 4 and 5 differ by parameters only; `properties` is the encoded property block without its
 length (from `properties.pack`), or None if empty.
 
 PUBLISH and the acknowledgements allocate nothing. Outcomes: the next position; BufferTooSmall (then the bytes after `pos` are
