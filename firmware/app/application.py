@@ -111,7 +111,6 @@ class Application:
         self._drop = self.journal.on_drop  # the client's
         self.journal.on_drop = self._dropping
         del sys.modules["app.startup"], app.startup
-        client.subscribe("flashmqtt-commands/" + self.device, 1, self._command)
         self._online = False  # the network is up, and the client may connect
         self._greeting = -1  # the next step of `_greet`, which runs with every connection; -1: done
         self.outcomes = None  # undelivered messages: `outcomes.Outcomes`
@@ -134,6 +133,8 @@ class Application:
         self._network_ms = 0
         self._status_ms = 0
         self._health_ms = 0
+        # Last: this may call handlers.
+        client.subscribe("flashmqtt-commands/" + self.device, 1, self._command)
 
     # --- publishing ---
 

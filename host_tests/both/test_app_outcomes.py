@@ -371,6 +371,22 @@ def test_refused_messages_are_reported_at_once():
     broker.close()
 
 
+@pytest.mark.req("R3", "R5")
+def test_message_that_was_refused_just_before_a_restart_is_reported():
+    gc.collect()
+    board = Board(lambda: None)
+    state = Facts()
+    settings = check({"broker": "127.0.0.1", "health_s": 0})
+    application = Application(board, settings, state)
+    application.publish("readings", 1, [])
+    note = bytearray(application.journal.note)
+    note[2:4] = b"\5\1"  # five failed trials of message 1
+    application.journal.write_note(note)
+    application = Application(board, settings, state)
+    application.turn(0)
+    assert application.outcomes.labels() == {"refused_seqs": "1"} and application.outcomes.handle == 2
+
+
 @pytest.mark.req("R5")
 def test_refused_health_message_is_not_repeated_endlessly():
     broker, application = running([b"readings", b"health"])
