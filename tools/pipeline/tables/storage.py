@@ -39,13 +39,13 @@ class StorageError(Failure):
     """A path can't be used. The text has the reason and what to do."""
 
 
-def retried(work: Callable[[], T], tries: int = 5) -> T:
+def retried(work: Callable[[], T]) -> T:
     """Call a function again if a compaction or a newer batch has deleted a file that it reads: it gets the new names then.
 
     Raises:
         FileNotFoundError: also the last attempt found no file.
     """
-    for _ in range(tries - 1):
+    for _ in range(4):
         with suppress(FileNotFoundError):
             return work()
     return work()
