@@ -344,7 +344,7 @@ class Output:
         files = self.files(table) + (self.files("held") if table == "quarantine" else [])
         if not files:
             return spark.createDataFrame([], schema)
-        return spark.read.schema(schema).parquet(*[self.storage.address(name) for name in files])
+        return spark.read.schema(schema).parquet(*[self.storage.pattern(name) for name in files])
 
 
 def _missing(commits: list[Commit]) -> list[str]:

@@ -215,7 +215,7 @@ def names(spark: SparkSession, landing: Storage, segments_per_batch: int) -> Dat
         "maxFileAge": MOST_AGE,
         "ignoreMissingFiles": True,  # `between` reports them
     }
-    return files.options(**options).load(landing.address()).select("path")  # the contents are not read
+    return files.options(**options).load(landing.pattern()).select("path")  # the contents are not read
 
 
 def reached(paths: Iterable[str]) -> dict[str, int]:

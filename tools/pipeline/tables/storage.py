@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import tempfile
 import uuid
@@ -81,6 +82,10 @@ class Storage:
         """Return a file's path in the form that Spark needs: a URL, but without escapes."""
         where = f"file://{Path(self.uri).absolute()}" if "://" not in self.uri else self.uri
         return f"{where}/{name}" if name else where
+
+    def pattern(self, name: str = "") -> str:
+        """Return a file's path in the form that Spark's readers need: they take it for a pattern."""
+        return re.sub(r"[][{}*?\\]", r"\\\g<0>", self.address(name))
 
     def exists(self, name: str = "") -> bool:
         """Return whether a file or directory of this name exists."""
