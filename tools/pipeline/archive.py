@@ -30,7 +30,7 @@ def make_archive() -> Path:
     with tempfile.TemporaryDirectory(prefix="flashmqtt-") as name:
         landing, out, made = Path(name) / "landing", str(Path(name) / "out"), Path(name) / "made.jsa"
         write_landing(landing)
-        options = f"{session.ON_ONE_MACHINE[session.JVM_OPTIONS]} -XX:ArchiveClassesAtExit={made}"
+        options = f'{session.ON_ONE_MACHINE[session.JVM_OPTIONS]} "-XX:ArchiveClassesAtExit={made}"'
         spark = session.make(session.LOCAL, Path(name) / "spark.log", {session.JVM_OPTIONS: options})
         stream.Job(spark, str(landing), out, f"{out}/checkpoint").start().awaitTermination()
         gateway: Any = spark.sparkContext._gateway

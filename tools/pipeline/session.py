@@ -95,7 +95,7 @@ def make(master: str | None = None, log: Path | None = None, more: dict[str, str
             settings |= ON_ONE_MACHINE
             archive = archive_file()
             if archive.exists():
-                settings[JVM_OPTIONS] += f" -XX:SharedArchiveFile={archive}"
+                settings[JVM_OPTIONS] += f' "-XX:SharedArchiveFile={archive}"'
     settings |= more or {}
     scratch = None
     if not submitted and SparkContext._gateway is None:  # else there is a JVM already, with its own folder
