@@ -372,6 +372,13 @@ def test_write_error_in_a_worker_is_reported_with_its_own_message(spark, five, o
     assert re.match(r"(FileExists|NotADirectory)Error: .*readings", session.cause(raised.value))
 
 
+def test_folder_may_be_a_url(tmp_path):
+    folder = tmp_path / "a b[c]"
+    for uri in (str(folder), folder.as_uri()):
+        storage = Storage(uri)
+        assert (storage.path("x"), storage.address("x")) == (f"{folder}/x", f"file://{folder}/x")
+
+
 @pytest.mark.parametrize("name", ["a b", "a[b]", "a{b,c}", "a\\b", "a*?[^]-"])
 def test_paths_may_contain_spaces_and_the_characters_of_patterns(spark, five, tmp_path, name):
     five.directory = five.directory.rename(tmp_path / f"landing {name}")

@@ -80,7 +80,7 @@ class Storage:
 
     def address(self, name: str = "") -> str:
         """Return a file's path in the form that Spark needs: a URL, but without escapes."""
-        where = f"file://{Path(self.uri).absolute()}" if "://" not in self.uri else self.uri
+        where = f"file://{self.root}" if self.local else self.uri
         return f"{where}/{name}" if name else where
 
     def pattern(self, name: str = "") -> str:
