@@ -1,7 +1,7 @@
 """The boards that `make deploy` knows, and that the virtual board can be. For CPython and MicroPython."""
 
-# name -> the port's sys.platform, which is also the folder in boards/; sys.implementation._machine in two parts, of which other
-# images of the same board have the second at their end, too; KB of the stock image's file system.
+# name -> sys.platform, which is also the folder in boards/; the two parts of sys.implementation._machine, of which only the first
+# may differ in another image of the board; KB of the stock image's file system.
 BOARDS = {
     "pico_w": ("rp2", "Raspberry Pi ", "Pico W with RP2040", 848),
     "pico2_w": ("rp2", "Raspberry Pi ", "Pico 2 W with RP2350", 2560),

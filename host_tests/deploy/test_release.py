@@ -63,7 +63,7 @@ def test_folder_with_other_files_is_not_replaced_by_a_release(dist, tmp_path, ot
     shutil.copytree(dist, target)
     release.check_replaceable(target)  # an earlier release
     (target / other).write_text("mine")
-    with pytest.raises(Failure, match=f"home is not replaced: {re.escape(other)} is of no release"):
+    with pytest.raises(Failure, match=f"home is not replaced: {re.escape(other)} is no file of a release"):
         release.release(target)
     assert (target / other).read_text() == "mine"
 

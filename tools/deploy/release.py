@@ -105,7 +105,9 @@ def check_replaceable(target: Path) -> None:
     known = {line.partition("  ")[2] for line in sums} | {"SHA256SUMS"}
     others = (path for path in target.rglob("*") if not path.is_dir() and str(path.relative_to(target)) not in known)
     if (other := next(others, None)) is not None:
-        raise Failure(f"{target} is not replaced: {other.relative_to(target)} is of no release; give an empty folder")
+        raise Failure(
+            f"{target} is not replaced: {other.relative_to(target)} is no file of a release; give an empty folder"
+        )
 
 
 def release(target: Path) -> None:

@@ -2,9 +2,9 @@
 
     File "flashmqtt.client", line 1, in popitem    ->    File "flashmqtt.session.session", in Session.publish
 
-Where several functions of the file have the name, all are shown. Files of users have line numbers and stay.
-The names are right only if the board has the files that this work tree builds, with the same `board.py`: the words in a
-`board.py` of the user's own keep their names, so the other short names move.
+If several functions of the file have the name, all are shown. Lines about users' files are not changed: they have line numbers.
+The names are right only if the board has the files that this work tree builds, with the same `board.py`: all names in a user's
+own `board.py` are kept in every module, so other names get other short ones.
 """
 
 import ast

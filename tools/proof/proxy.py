@@ -10,7 +10,7 @@ Planned cuts have an address, so that every place of a flow can be enumerated, a
     Cut("down", 1, "middle", "fin")   half of the first packet to the client passes; then the connection ends
     Cut("up", 2, "after", "hole")     the second packet passes, and from then on nothing does, in either direction
 
-Packets are counted from the cut before, over all connections. The second cut of a plan begins to count after the first cut.
+A cut's packet number counts from the previous cut of the plan, over all connections; the first cut's from the start.
 """
 
 from __future__ import annotations

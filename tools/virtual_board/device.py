@@ -39,7 +39,7 @@ READY = "\x01wired\x02"  # `power_on.py` prints this when the board is ready; th
 BANNER = b"\nMicroPython "  # of the REPL that follows an error of `power_on.py`
 READY_S = 60.0
 TICK_S = 0.05
-LOOK_S = 0.01  # between two looks at the watchdog and for a late Ctrl-C, however often the board prints
+LOOK_S = 0.01  # between two checks of the watchdog and of a late Ctrl-C, however often the board prints
 UNREAD_S = 1.0  # how long output waits for a reader
 
 

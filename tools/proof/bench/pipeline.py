@@ -114,11 +114,11 @@ def run(bench: Bench) -> None:
         fleet.write(fleet.Fleet(devices=10), small, 1000)
         bench.progress("pipeline: from the start to the first batch")
         starts = [start_s(bench, small, directory / f"start-{n}") for n in range(START_RUNS)]
-    told(bench, measured, starts)
+    record(bench, measured, starts)
     bench.figure("pipeline.landing_bytes_per_message", landing_bytes)
 
 
-def told(bench: Bench, measured: dict[str, list[dict[str, Any]]], starts: list[float]) -> None:
+def record(bench: Bench, measured: dict[str, list[dict[str, Any]]], starts: list[float]) -> None:
     """Check that the jobs agree, and record the figures."""
     whole, warm = measured["whole"][-1], [one for one in measured["spark"] if one["job"] == "warm"]
     streams = [one for one in measured["spark"] if one["job"] == "stream"]

@@ -56,7 +56,7 @@ class Verdict(cases.Verdict):
         uncleared: payloads that were still retained after the topic was cleared.
         refusal: class and code of the error after a wrong password.
         trace: the packets, None with TLS.
-        told: limits that the client reported.
+        limits: limits that the client reported.
     """
 
     prefix: str = ""
@@ -70,7 +70,7 @@ class Verdict(cases.Verdict):
     uncleared: list[bytes] = field(default_factory=list)
     refusal: tuple[str, int] | None = None
     trace: list[Seen] | None = None
-    told: list[str] = field(default_factory=list)
+    limits: list[str] = field(default_factory=list)
     theirs: list[str] = field(default_factory=list)
 
     def note(self, kind: str, words: list[Any]) -> None:
@@ -261,7 +261,7 @@ def _faults_in(seen: Verdict, wire: _Wire) -> Iterator[tuple[str, str, int]]:
     taken = Counter(one.number for one in seen.got)
     for number, message in seen.sent_in.items():
         if not taken[number] and message.size in seen.oversize:
-            seen.told = ["skipped and reported"]
+            seen.limits = ["skipped and reported"]
         elif not taken[number]:
             if number in wire.unreleased:
                 yield THEIRS, "no PUBREL follows PUBREC", number

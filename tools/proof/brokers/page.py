@@ -39,8 +39,8 @@ def _cell(verdicts: list[Verdict], notes: dict[str, int]) -> str:
         return "not run"
     failed = sum(bool(verdict.problems) for verdict in verdicts)
     found = sorted({notes.setdefault(_without_numbers(text), len(notes) + 1) for v in verdicts for text in v.theirs})
-    told = ", ".join(dict.fromkeys(text for verdict in verdicts for text in verdict.told)) or "ok"
-    text = f"**{failed} of {len(verdicts)} failed**" if failed else told
+    limits = ", ".join(dict.fromkeys(text for verdict in verdicts for text in verdict.limits)) or "ok"
+    text = f"**{failed} of {len(verdicts)} failed**" if failed else limits
     return text + (f" ({', '.join(map(str, found))})" if found else "")
 
 
@@ -67,10 +67,10 @@ def table(results: Results) -> str:
             where: dict[str, set[int]] = defaultdict(set)
             for (broker, _), verdicts in results.verdicts.items():
                 where[broker] |= {one.case.level for one in verdicts if text in map(_without_numbers, one.theirs)}
-            told = "; ".join(
+            seen_at = "; ".join(
                 f"{broker} at level {', '.join(map(str, sorted(levels)))}" for broker, levels in where.items() if levels
             )
-            lines.append(f"{number}. {text} ({told})")
+            lines.append(f"{number}. {text} ({seen_at})")
     return "\n".join(lines)
 
 

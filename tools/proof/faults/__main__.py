@@ -48,8 +48,8 @@ def main(argv: list[str] | None = None) -> int:
     if not arguments.case:
         name = "hostile" if arguments.hostile else "faults"
         counts.write(name, {**tally.counts, "failing": tally.failing, "short": arguments.short})
-    told = ", ".join(f"{count} {what.replace('_', ' ')}" for what, count in tally.counts.items())
-    print(f"{told}; {time.monotonic() - started:.0f} s")
+    sums = ", ".join(f"{count} {what.replace('_', ' ')}" for what, count in tally.counts.items())
+    print(f"{sums}; {time.monotonic() - started:.0f} s")
     return tally.status()
 
 

@@ -190,9 +190,9 @@ def judge(outcome: Outcome) -> list[str]:
     problems: list[str] = []
     if case.flow != "in":
         problems += _judge_flow(case, outcome, "the far end", outcome.received, out=True)
-        told = outcome.delivered + outcome.doubtful
+        reported = outcome.delivered + outcome.doubtful
         if case.qos and case.broker in ("mosquitto", "amqtt"):
-            if sorted(told) != list(range(1, case.count + 1)):
+            if sorted(reported) != list(range(1, case.count + 1)):
                 problems.append(f"reported as delivered {outcome.delivered}, as in doubt {outcome.doubtful}")
             if sure := sorted(set(outcome.doubtful) - outcome.wire.uncertain):
                 problems.append(f"in doubt without a reason: {sure}")

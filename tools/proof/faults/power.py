@@ -130,29 +130,29 @@ class Board:
     have QoS 1, even ones QoS 2.
 
     Attributes:
-        told: what it reported.
+        verdict: what it reported.
         was_full: its journal refused a message.
     """
 
-    def __init__(self, program: Program, flash: Path, port: int, told: Verdict):
-        self.told = told
+    def __init__(self, program: Program, flash: Path, port: int, verdict: Verdict):
+        self.verdict = verdict
         self.was_full = False
         self.name = flash.stem
         self._flash = flash
         self._program = program
         self._program.note = self._note
-        self._settings = settings(self.name, port, told.case.level, flash, **SETTINGS)
+        self._settings = settings(self.name, port, verdict.case.level, flash, **SETTINGS)
         self._ended: set[int] = set()  # the QoS of the peer's last messages that were received
 
     def _note(self, kind: str, words: list[Any]) -> None:
         if kind == "stored":
-            self.told.published = words[0]
+            self.verdict.published = words[0]
         elif kind == "full":
             self.was_full = True
         elif kind == "got" and words[1] == END:
             self._ended.add(words[2])
         else:
-            self.told.note(kind, words)
+            self.verdict.note(kind, words)
 
     async def on(self) -> asyncio.Task[None]:
         """Switch its power on; return its life."""
@@ -165,10 +165,10 @@ class Board:
         Raises:
             BoardFailed, ProgramEnded: a step failed, or the power was cut.
         """
-        self.told.published = await self._program.do("count")
-        self.told.boots += 1
+        self.verdict.published = await self._program.do("count")
+        self.verdict.boots += 1
         steps: list[tuple[Any, ...]] = [("subscribe", f"{self.name}/in", 2), ("start",)]
-        for number in range(self.told.published + 1, self.told.case.kills * MESSAGES_A_KILL + 1):
+        for number in range(self.verdict.published + 1, self.verdict.case.kills * MESSAGES_A_KILL + 1):
             steps.append(("publish", f"{self.name}/out", [number], (2, 1), 1 + number % 90, False))
             steps += [("idle",)] if not number % 8 else []
         await asyncio.gather(*[self._program.do(*step) for step in steps])

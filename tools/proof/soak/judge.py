@@ -4,13 +4,13 @@
 the standard deviation of the samples around it. Memory is flat if it grows by at most FLAT_ERRORS standard errors of the growth,
 or by at most a negligible amount: BOARD_BYTES of a board's heap (at one moment it holds a message or a packet more than at
 another), HOST_SHARE of what a program of the host holds.
-The life of a board is a boot, that of a program of the host the time between two kills; the longest one is judged. Of a board,
-the largest step that lasts is not counted: a module that is loaded on demand, once in a boot, takes 2 to 4 KB. Of a program, the
-life must take at least PROGRAM_S: while a program warms up, its allocator takes memory in steps of megabytes, and in one minute
+A board's life is a boot; the life of a program of the host is the time between two kills. The longest life is judged. For a
+board, the largest lasting step is ignored: a module that is loaded on demand, once in a boot, takes 2 to 4 KB. A program's life
+must be at least PROGRAM_S long: while a program warms up, its allocator takes memory in steps of megabytes, and within one minute
 such a step looks like growth.
-Boots are compared by the least sample of each, because some load a module that others do not. A board's flash outlives its boots:
-what grows in it must not take more heap at each start. So the least of the later half of all boots must not be above the
-least of the earlier half. About one boot in five loads a module: fewer than FEWEST_BOOTS could all have done so by chance.
+Boots are compared by their smallest samples, because only some boots load such a module. A board's flash outlives its boots, and
+its growing content must not take more heap at each start. So the minimum of the later half of the boots must not be above the
+minimum of the earlier half. About one boot in five loads a module: fewer than FEWEST_BOOTS could all have done so by chance.
 
 **Wear.** Wear is even if the sectors with the most and the fewest erases differ by one erase, as in a ring. A power cut adds to
 that: recovery erases the sector again that was erased ahead, because a sector that only looks blank can't be trusted. Which

@@ -80,8 +80,8 @@ class Flow:
 
     def row(self, ended_us: int | None) -> dict[str, Any]:
         """Return the flow as a row."""
-        told = {name: self.packet[name] for name in ("client", "direction", "packet_id", "qos", "topic")}
-        return told | {
+        base = {name: self.packet[name] for name in ("client", "direction", "packet_id", "qos", "topic")}
+        return base | {
             "begun_us": self.packet["time_us"],
             "ended_us": ended_us,
             "connections": len(self.connections),
@@ -111,8 +111,8 @@ class Audit:
 
     def violation(self, packet: dict[str, Any], clause: str, text: str) -> None:
         """Add a violation."""
-        told = {name: packet[name] for name in ("client", "connection", "time_us")}
-        self.violations.append(told | {"by": SIDE[packet["direction"]], "clause": clause, "text": text})
+        base = {name: packet[name] for name in ("client", "connection", "time_us")}
+        self.violations.append(base | {"by": SIDE[packet["direction"]], "clause": clause, "text": text})
 
     def take(self, packet: dict[str, Any]) -> None:
         """Check the next packet."""

@@ -105,7 +105,7 @@ class Verdict(Reported):
         code, right_code = self.seen.disconnect_code, self._disconnect_code(first)
         # A late CONNACK may have said that the session was lost, and then a message past PUBREC was, too.
         odd_doubt = any(number % 2 or not self.gave_up for number in self.doubtful)
-        told = f"reported as delivered {self.delivered}, as in doubt {self.doubtful}"
+        reported = f"reported as delivered {self.delivered}, as in doubt {self.doubtful}"
         said = f"{first or 'no error'}: {_disconnect(code)}, not {_disconnect(right_code)}"
         problems = [
             self.failure,
@@ -114,7 +114,7 @@ class Verdict(Reported):
             set(errors) - _NAMED and f"errors without a name: {sorted(set(errors) - _NAMED)}",
             "bad" in self.handed and "a message was delivered that must not be",
             (1 not in numbers or numbers.count(2) != 1 or numbers.count(3) > 1) and f"took {numbers}",
-            sorted(self.delivered + self.doubtful) != every and told,
+            sorted(self.delivered + self.doubtful) != every and reported,
             odd_doubt and f"in doubt without a reason: {self.doubtful}",
             sorted(set(there)) != every and f"the broker has {there}",
             (there.count(2) > 1 or there.count(4) > 1) and f"a QoS 2 message came twice: {there}",
