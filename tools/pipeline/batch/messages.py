@@ -196,7 +196,10 @@ class _Batch:
         if len(self.place) < len(rows):
             self.origin = {name: column.take(pa.array(self.place)) for name, column in self.origin.items()}
         life, boot, seq = (messages[name].to_numpy() for name in ("life", "boot", "seq"))
-        placed = placing.place(state, placing.Messages(self.device, life, boot, seq, self._whole))
+        arrived = placing.Messages(self.device, life, boot, seq)
+        placed = placing.place(state, arrived)
+        if len(placed.left):
+            placing.place_one_by_one(state, arrived, placed, self._whole(placed.left))
         self.life = placed.life
         self.bad = [(int(self.place[at]), reason) for at, reason in placed.refused]
         self.no_room = [one for one in placed.overflowed if one.place < 0]

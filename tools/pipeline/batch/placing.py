@@ -5,7 +5,7 @@ new. For all other devices, also those that send no life, `lives.Device` process
 `lives`. This module has conditions under which the rules have only one possible result.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -28,14 +28,18 @@ class Messages:
     identity: np.ndarray  # the life that the board sent, 0 for none
     boot: np.ndarray
     seq: np.ndarray
-    whole: Callable[[np.ndarray], Iterable[Message]]  # returns the messages at some indices
 
 
 @dataclass
 class Placed:
-    """The result for the messages. `life` is 0 for a message without a life (refused or held)."""
+    """The result for the messages. `life` is 0 for a message without a life (refused or held).
+
+    Attributes:
+        left: the indices of the messages for `place_one_by_one`, sorted by device.
+    """
 
     life: np.ndarray
+    left: np.ndarray
     refused: list[tuple[int, str]] = field(default_factory=list)
     held: list[tuple[int, Message]] = field(default_factory=list)  # (device, message) of this batch
     # (index after which it is sorted, message, life)
@@ -53,17 +57,15 @@ def seen(state: State, keys: np.ndarray, which: np.ndarray, seq: np.ndarray) -> 
 
 
 def place(state: State, messages: Messages) -> Placed:
-    """Assign messages to lives, and add new lives to the state."""
+    """Assign messages to obvious lives, and add new lives to the state."""
     life, is_new = _obvious(state, messages)
     chosen = life > 0
     begin = np.flatnonzero(is_new & chosen)
     if len(begin):
         beginning, first = np.unique(messages.device[begin], return_index=True)
         state.add_lives(beginning, np.ones_like(beginning), messages.identity[begin[first]])
-    found = Placed(life)
-    if not chosen.all():
-        _one_by_one(state, messages, np.flatnonzero(~chosen), found)
-    return found
+    left = np.flatnonzero(~chosen)
+    return Placed(life, left[np.argsort(messages.device[left], kind="stable")])
 
 
 def _obvious(state: State, messages: Messages) -> tuple[np.ndarray, np.ndarray]:
@@ -87,16 +89,12 @@ def _obvious(state: State, messages: Messages) -> tuple[np.ndarray, np.ndarray]:
     return np.where(obvious[device], life, 0), is_new
 
 
-def _one_by_one(state: State, messages: Messages, rows: np.ndarray, found: Placed) -> None:
-    """Process messages with `lives.Device`. For each device, `rows` must have all its messages."""
-    device = messages.device[rows]
-    order = np.argsort(device, kind="stable")
-    rows, device = rows[order], device[order]
-    numbers, begins = np.unique(device, return_index=True)
-    bounds = [*begins.tolist(), len(rows)]
-    known = _known(state, messages, rows, numbers)
+def place_one_by_one(state: State, messages: Messages, found: Placed, left: Iterator[Message]) -> None:
+    """Assign the messages of `found.left` to lives with `lives.Device`; `left` yields them whole."""
+    numbers, begins = np.unique(messages.device[found.left], return_index=True)
+    bounds = [*begins.tolist(), len(found.left)]
+    known = _known(state, messages, found.left, numbers)
     lo, hi = state.spans()
-    whole = iter(messages.whole(rows))
     begun = []
     for n, number in enumerate(numbers.tolist()):
         concerned = []
@@ -107,7 +105,7 @@ def _one_by_one(state: State, messages: Messages, rows: np.ndarray, found: Place
             concerned.append(lives.Life(one, identity, spans))
         its_lives = lives.Device(concerned, list(state.held.get(number, ())), known.get(number, {}))
         before = len(concerned)
-        for message in islice(whole, bounds[n + 1] - bounds[n]):
+        for message in islice(left, bounds[n + 1] - bounds[n]):
             verdict = its_lives.take(message)
             found.life[message.place] = verdict.life
             if verdict.reason:
