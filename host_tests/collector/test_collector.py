@@ -1278,12 +1278,11 @@ def test_metrics_of_a_running_collector(tmp_path):
             'flashmqtt_collector_connected{collector="collector"} 1.0',
             'flashmqtt_collector_unsealed_rows{collector="collector"} 2.0',
         }
-        deadline = time.monotonic() + PATIENCE_S
-        text = ""
-        while not figures <= set(text.splitlines()):  # they are updated every second
-            assert time.monotonic() < deadline, text
-            text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=PATIENCE_S).read().decode()
-            time.sleep(0.1)
+
+        def metrics():
+            return urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=PATIENCE_S).read().decode()
+
+        until(lambda: figures <= set(metrics().splitlines()), metrics)  # they are updated every second
         assert collector.end() == 0
 
 

@@ -22,6 +22,7 @@ import serial
 
 from host_tests.deploy import shrunk
 from host_tests.deploy.device import Device
+from host_tests.waiting import until
 from tools.broker import Broker
 from tools.command import Failure
 from tools.deploy import __main__ as deploy
@@ -1089,11 +1090,12 @@ class Terminal:
         self.said = ""
 
     def until(self, text: str) -> None:
-        deadline = time.monotonic() + 60
-        while text not in self.said:
-            assert time.monotonic() < deadline and self._process.poll() is None, self.said
+        def is_said() -> bool:
             self._read()
-            time.sleep(0.02)
+            assert text in self.said or self._process.poll() is None, self.said
+            return text in self.said
+
+        until(is_said, lambda: self.said)
 
     def _read(self) -> None:
         with contextlib.suppress(BlockingIOError):

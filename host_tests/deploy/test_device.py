@@ -181,10 +181,7 @@ def test_ctrl_c_during_garbage_collection_keeps_the_heap_intact(tmp_path):
         port = os.open(device.path, os.O_RDWR | os.O_NOCTTY)
         try:
             for n in range(40):
-                deadline = time.monotonic() + PATIENCE_S
-                while device.console.count(b"next") <= n:
-                    assert time.monotonic() < deadline, bytes(device.console[-400:])
-                    time.sleep(0.005)
+                until(lambda n=n: device.console.count(b"next") > n, lambda: bytes(device.console[-400:]))
                 os.write(port, b"\x03")
             device.wait_for(b"whole 1000", PATIENCE_S)
         finally:

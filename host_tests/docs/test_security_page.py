@@ -3,7 +3,6 @@
 import re
 import subprocess
 import threading
-import time
 from pathlib import Path
 
 import paho.mqtt.client as paho
@@ -86,12 +85,12 @@ def test_device_uses_only_its_topics_and_only_operators_send_commands(accounts):
         ("board-1", "flashmqtt/board-1/readings", b"last"),
     ):
         publish(port, name, topic, payload)
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline and not (
-        (("flashmqtt-commands/board-2", b"last") in stranger.got)
-        and all(("flashmqtt/board-1/readings", b"last") in one.got for one in (collector, operator))
-    ):
-        time.sleep(0.02)
+    until(
+        lambda: (
+            (("flashmqtt-commands/board-2", b"last") in stranger.got)
+            and all(("flashmqtt/board-1/readings", b"last") in one.got for one in (collector, operator))
+        )
+    )
     assert set(board.got) == {("flashmqtt-commands/board-1", b"command")}
     assert set(stranger.got) == {("flashmqtt-commands/board-2", b"last")}
     assert collector.got == [("flashmqtt/board-1/readings", b"mine"), ("flashmqtt/board-1/readings", b"last")]

@@ -4,11 +4,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
+from host_tests.waiting import until
 from tools.broker import find_mosquitto
 from tools.children import bound_to_this_process
 
@@ -49,20 +49,18 @@ def processes_of(folder: Path) -> list[str]:
 
 def wait_for_boards(process: subprocess.Popen, output: Path) -> None:
     """Wait until a board reports that it stores messages."""
-    deadline = time.monotonic() + DEADLINE_S
-    while not any("stored=" in console.read_text() for console in output.glob("board*/console.log")):
+
+    def stores() -> bool:
         assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+        return any("stored=" in console.read_text() for console in output.glob("board*/console.log"))
+
+    until(stores)
     assert len(processes_of(output)) > 2
 
 
 def wait_until_no_process_is_left(output: Path) -> None:
     """Wait until no process works in a folder: a killed process ends only when the machine schedules it."""
-    deadline = time.monotonic() + DEADLINE_S
-    while left := processes_of(output):
-        assert time.monotonic() < deadline, left
-        time.sleep(0.05)
+    until(lambda: not processes_of(output), lambda: processes_of(output))
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
@@ -107,18 +105,13 @@ def test_ctrl_c_ends_a_long_command_in_one_line(command, tmp_path):
         text=True,
         start_new_session=True,
     )
-    deadline = time.monotonic() + DEADLINE_S
-    while len(marked(mark)) < 3:  # the command and two processes that it started
-        assert process.poll() is None and time.monotonic() < deadline, process.communicate()
-        time.sleep(0.02)
+    until(lambda: len(marked(mark)) >= 3 or process.poll() is not None)  # the command and two processes that it started
+    assert process.poll() is None, process.communicate()
     os.killpg(process.pid, signal.SIGINT)  # a terminal sends it to all processes of the group
     _, complaints = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 130, complaints
     assert "Traceback" not in complaints and complaints.splitlines()[-1].startswith("stopped")
-    deadline = time.monotonic() + DEADLINE_S
-    while left := marked(mark):
-        assert time.monotonic() < deadline, left
-        time.sleep(0.02)
+    until(lambda: not marked(mark), lambda: marked(mark))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends the children of a killed process")
