@@ -26,8 +26,8 @@ MB = 1 << 20
 def parser() -> argparse.ArgumentParser:
     """Return the command line. The options of numbers have the names of `Settings`."""
     made = parser_of("tools.collector", __doc__)
-    made.add_argument("--host", type=filled, default="127.0.0.1", help="default: %(default)s")
-    made.add_argument("--port", type=number(int, 1, 65535), help="default: 1883, or 8883 with --tls")
+    made.add_argument("--host", type=filled, default="127.0.0.1", help="the broker; default: %(default)s")
+    made.add_argument("--port", type=number(int, 1, 65535), help="the broker's port; default: 1883, or 8883 with --tls")
     made.add_argument(
         "--topic",
         action="append",
@@ -67,11 +67,11 @@ def parser() -> argparse.ArgumentParser:
     )
     option("--segment-rows", "segment_rows", number(int, 1, 1 << 30), "close a segment at this many messages")
     # A log is sealed in memory, and an Arrow column holds at most 2 GB.
-    option("--segment-mb", "segment_bytes", number(float, 0.001, 1024), "or at this many MB", MB)
-    option("--segment-seconds", "segment_seconds", number(float, 0.01), "or at this age in seconds")
+    option("--segment-mb", "segment_bytes", number(float, 0.001, 1024), "close a segment at this many MB", MB)
+    option("--segment-seconds", "segment_seconds", number(float, 0.01), "close a segment at this age, in seconds")
     text = "the longest message that is stored whole, in bytes"
     option("--packet-bytes", "packet_bytes", number(int, LEAST_BUFFER_BYTES, 268_435_460), text)
-    option("--in-flight", "in_flight", number(int, 1, 65_535), "at most so many QoS 2 messages in flight")
+    option("--in-flight", "in_flight", number(int, 1, 65_535), "the most QoS 2 messages in flight")
     option("--reserve-mb", "reserve_bytes", number(float, 0), "disk space to keep free, in MB", MB)
     text = "seal everything and end when no message has arrived for N seconds (10 N while QoS 2 messages wait for their PUBREL)"
     option("--drain", "drain_s", number(float, 0), text + "; default: never")

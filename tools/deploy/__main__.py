@@ -641,7 +641,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
             add("--timeout", type=number(float, 0.1), default=DELIVERY_S, help=waits)
         if act is monitor:
             add("--board-file", type=existing, help="the --board-file of the deployment, for tracebacks")
-            add("--plain", action="store_true", help="the deployment was --plain")
+            add("--plain", action="store_true", help="for a deployment with --plain")
             add("--timeout", type=number(float, 0.1), default=0, help="seconds until it ends; default: until Ctrl-C")
         if act in (deploy, wipe):
             add("--yes", action="store_true", help="answer yes to every question")

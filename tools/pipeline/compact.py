@@ -158,7 +158,7 @@ def main(argv: list[str] | None = None) -> int:
         metavar="LANDING",
         help="also delete the segments of this landing that are in the tables",
     )
-    options.days(parser, "--keep-raw-days", "with --retire: keep what was sealed in the last N days")
+    options.days(parser, "--keep-raw-days", "with --retire: keep segments that were sealed in the last N days")
     parser.add_argument("--dry-run", action="store_true", help="only show what would be done")
     given = parser.parse_args(argv)
     output = Output.existing(given.out)
