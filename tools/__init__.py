@@ -7,7 +7,7 @@ if sys.implementation.name == "cpython":
     import signal
 
     # `python -m tools.X` imports this first, then X's modules, which takes seconds for some. Ctrl-C meanwhile ends the command
-    # without a traceback; `tools.command.ended` then makes Ctrl-C a KeyboardInterrupt again.
+    # without a traceback; `tools.command.exit_status` then makes Ctrl-C a KeyboardInterrupt again.
     if sys.argv[:1] == ["-m"] and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 

@@ -2,7 +2,7 @@
 
 parser.add_argument("--boards", type=number(int, 1, 100), default=10)
 ...
-sys.exit(ended(main))
+sys.exit(exit_status(main))
 """
 
 import argparse
@@ -75,7 +75,7 @@ def named(command: str, *failures: type[Exception], status: int = 2) -> Callable
             try:
                 return main(argv)
             except BrokenPipeError:
-                raise  # see `ended`
+                raise  # see `exit_status`
             except expected as error:
                 text = explained(error) if isinstance(error, OSError) else error
                 print(f"{command}: {text}", file=sys.stderr)
@@ -250,7 +250,7 @@ def _interrupt(_: int, frame: FrameType | None) -> None:
     (handler if callable(handler) else signal.default_int_handler)(signal.SIGINT, frame)
 
 
-def ended(act: Callable[[], int], *failures: type[Exception], stopped: str = STOPPED) -> int:
+def exit_status(act: Callable[[], int], *failures: type[Exception], stopped: str = STOPPED) -> int:
     """Run a command; return its exit status.
 
     The status is the one that `act` returns, 2 for a Failure, a full disk and for `failures`, 130 for Ctrl-C and SIGTERM, and

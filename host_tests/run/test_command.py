@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 from tools import command
-from tools.command import ended, file, folder, number, progress_bar
+from tools.command import exit_status, file, folder, number, progress_bar
 from tools.pipeline.tables.commits import Output
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -68,9 +68,9 @@ def test_full_disk_is_one_line_and_a_mistake_of_the_program_is_a_traceback(capsy
     try:
         if code == errno.ENOENT:
             with pytest.raises(FileNotFoundError):
-                ended(write)
+                exit_status(write)
         else:
-            assert ended(write) == 2
+            assert exit_status(write) == 2
             assert capsys.readouterr().err.startswith(f"\n/results/bench.json: {os.strerror(code)}")
     finally:
         signal.signal(signal.SIGTERM, saved)
@@ -109,11 +109,11 @@ def test_expected_error_is_one_line_and_others_are_raised(capsys):
 
     saved = signal.getsignal(signal.SIGTERM)
     try:
-        assert ended(lambda: 7) == 7
-        assert ended(fail, OSError, LookupError) == 2
+        assert exit_status(lambda: 7) == 7
+        assert exit_status(fail, OSError, LookupError) == 2
         assert capsys.readouterr().err == "\nThere is no broker.\n"
         with pytest.raises(LookupError):
-            ended(fail, OSError)
+            exit_status(fail, OSError)
     finally:
         signal.signal(signal.SIGTERM, saved)
 
@@ -242,7 +242,7 @@ def run_unread(*words: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("lines", [100_000, 3])  # more than the buffers hold; and few lines, written at the end
 def test_command_ends_quietly_if_its_output_pipe_is_closed(lines):
-    program = f"import sys\nfrom tools.command import ended\nsys.exit(ended(lambda: print('line\\n' * {lines}) or 0))"
+    program = f"import sys\nfrom tools.command import exit_status\nsys.exit(exit_status(lambda: print('line\\n' * {lines}) or 0))"
     ran = run_unread("-c", program)
     assert (ran.returncode, ran.stderr) == (141, "")
 
@@ -257,7 +257,7 @@ def test_command_without_a_standard_output_keeps_its_exit_status(status):
 
 SLEEPER = """
 import asyncio, os, signal, sys
-from tools.command import ended
+from tools.command import exit_status
 
 async def main():
     os.kill(os.getpid(), signal.SIGTERM)
@@ -268,7 +268,7 @@ async def main():
         print("finished")
 
 signal.signal(signal.SIGINT, signal.default_int_handler)
-sys.exit(ended(lambda: asyncio.run(main())))
+sys.exit(exit_status(lambda: asyncio.run(main())))
 """
 
 
@@ -290,7 +290,7 @@ def test_broken_pipe_of_a_connection_is_raised():
     saved = signal.getsignal(signal.SIGTERM)
     try:
         with pytest.raises(BrokenPipeError):
-            ended(fail)
+            exit_status(fail)
     finally:
         signal.signal(signal.SIGTERM, saved)
 

@@ -150,12 +150,12 @@ def test_ctrl_c_while_pytest_collects_ends_in_one_line_even_where_pytest_cannot_
     (tmp_path / "host_tests" / "test_slow.py").write_text("raise KeyboardInterrupt\n")
     program = (
         "import pathlib, sys, pytest\n"
-        "from tools.command import ended\n"
+        "from tools.command import exit_status\n"
         "from tools.proof.check import proved\n"
         "def without_line_number(*_, **__): raise TypeError('its traceback has a line that is None')\n"
         "pytest.ExceptionInfo.getrepr = without_line_number\n"
         "proved.ROOT = pathlib.Path()\n"
-        "sys.exit(ended(lambda: len(proved.collect('req')), stopped='stopped'))\n"
+        "sys.exit(exit_status(lambda: len(proved.collect('req')), stopped='stopped'))\n"
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     ran = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=environment, capture_output=True, text=True)
@@ -176,7 +176,7 @@ def test_ctrl_c_while_a_command_imports_its_modules_ends_without_a_traceback(tmp
 POOL = """
 import time
 from tools.children import pool
-from tools.command import ended
+from tools.command import exit_status
 
 def main():
     with pool(2) as workers:
@@ -184,7 +184,7 @@ def main():
         while True:  # not signal.pause: a signal that comes just before it does not end it
             time.sleep(0.05)
 
-raise SystemExit(ended(main))
+raise SystemExit(exit_status(main))
 """
 
 

@@ -11,7 +11,7 @@ import re
 import sys
 
 from tools.bootstrap import ROOT
-from tools.command import ended
+from tools.command import exit_status
 
 sys.path.insert(0, str(ROOT / "firmware"))
 
@@ -127,4 +127,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(ended(main, stopped="stopped"))
+    sys.exit(exit_status(main, stopped="stopped"))

@@ -22,7 +22,7 @@ from typing import TypeVar
 
 from app.configuration import ConfigurationError
 from tools.bootstrap import ROOT
-from tools.command import Failure, ended, folder, named, number, parser_of, progress_bar, report_line
+from tools.command import Failure, exit_status, folder, named, number, parser_of, progress_bar, report_line
 from tools.deploy import build, certificates, configuration, ports, romfs
 from tools.deploy.image import OLDEST, digest, existing, texts
 from tools.deploy.link import SHA256, BoardSaid, Link
@@ -659,7 +659,7 @@ def main(argv: list[str] | None = None) -> int:
     stopped = "stopped"
     if arguments.act is deploy and not arguments.dry_run:
         stopped += "; copied files stay on the board: run the command again to continue"
-    return ended(lambda: act(arguments) or 0, stopped=stopped)
+    return exit_status(lambda: act(arguments) or 0, stopped=stopped)
 
 
 if __name__ == "__main__":

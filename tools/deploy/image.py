@@ -19,7 +19,7 @@ from pathlib import Path
 
 from flashmqtt import __version__
 from tools.bootstrap import ROOT
-from tools.command import Failure, ended, folder, named, number, parser_of, report_line
+from tools.command import Failure, exit_status, folder, named, number, parser_of, report_line
 from tools.deploy import build
 
 DEFINITION = ROOT / "boards" / "rp2" / "definition"
@@ -344,4 +344,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(ended(main, stopped="stopped; the next run continues with what was built"))
+    sys.exit(exit_status(main, stopped="stopped; the next run continues with what was built"))

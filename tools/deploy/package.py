@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from flashmqtt import __version__
 from tools.bootstrap import ROOT
-from tools.command import ended, parser_of
+from tools.command import exit_status, parser_of
 from tools.deploy.build import HOST_ONLY
 
 PATH = ROOT / "firmware" / "package.json"
@@ -42,4 +42,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(ended(main, stopped="stopped"))
+    sys.exit(exit_status(main, stopped="stopped"))

@@ -24,7 +24,7 @@ from pathlib import Path
 
 from flashmqtt import __version__
 from tools.bootstrap import ROOT
-from tools.command import Failure, ended, folder, named, parser_of
+from tools.command import Failure, exit_status, folder, named, parser_of
 from tools.deploy import package
 from tools.deploy.build import HOST_ONLY, MPY_VERSION, library, packed, write_files
 
@@ -144,4 +144,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(ended(main, stopped="stopped; dist/ is unchanged"))
+    sys.exit(exit_status(main, stopped="stopped; dist/ is unchanged"))

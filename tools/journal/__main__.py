@@ -10,7 +10,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from tools.command import ended, named, number, parser_of
+from tools.command import exit_status, named, number, parser_of
 from tools.journal.image import from_board, from_file
 from tools.journal.report import report
 
@@ -37,4 +37,4 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(ended(main, stopped="stopped"))
+    sys.exit(exit_status(main, stopped="stopped"))

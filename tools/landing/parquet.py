@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 import tools.landing.arrow  # noqa: F401 - before the first conversion
-from tools.command import ended, named, parser_of
+from tools.command import exit_status, named, parser_of
 from tools.landing.durable import replacing
 from tools.landing.segments import BUCKETS, SegmentError, bucket_of, file_name
 
@@ -160,4 +160,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(ended(main, stopped="stopped"))
+    sys.exit(exit_status(main, stopped="stopped"))

@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from tools.command import ended, parser_of
+from tools.command import exit_status, parser_of
 from tools.landing import parquet, segments
 
 from . import java, session, stream
@@ -64,4 +64,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(ended(main))
+    sys.exit(exit_status(main))

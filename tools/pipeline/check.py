@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tools.command import counted, ended, named
+from tools.command import counted, exit_status, named
 
 from . import options
 from .tables import schemas
@@ -149,4 +149,4 @@ def differences(found: Any) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(ended(main, stopped="stopped"))
+    sys.exit(exit_status(main, stopped="stopped"))

@@ -199,4 +199,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(command.ended(main, stopped="stopped"))
+    sys.exit(command.exit_status(main, stopped="stopped"))

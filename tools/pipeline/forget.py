@@ -27,7 +27,7 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tools.command import counted, ended, named
+from tools.command import counted, exit_status, named
 from tools.landing import forget as landing_logs
 from tools.landing import parquet, segments
 from tools.landing.names import Names
@@ -687,4 +687,4 @@ def _confirmed(devices: list[str]) -> bool:
 
 
 if __name__ == "__main__":
-    sys.exit(ended(main, stopped="stopped; run the same command again for the rest"))
+    sys.exit(exit_status(main, stopped="stopped; run the same command again for the rest"))

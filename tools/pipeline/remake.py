@@ -10,7 +10,7 @@ import contextlib
 import os
 import sys
 
-from tools.command import Failure, ended, filled, named
+from tools.command import Failure, exit_status, filled, named
 from tools.landing import segments
 
 from . import options, verdict
@@ -91,4 +91,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(ended(main, stopped="stopped"))
+    sys.exit(exit_status(main, stopped="stopped"))

@@ -20,7 +20,7 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tools.command import ended, named
+from tools.command import exit_status, named
 
 from . import options, series, verdict
 from .series import FOLDER
@@ -333,4 +333,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(ended(main, stopped="stopped"))
+    sys.exit(exit_status(main, stopped="stopped"))

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tools.command import Failure, counted, ended, explained, filled, named, number, serve_metrics
+from tools.command import Failure, counted, exit_status, explained, filled, named, number, serve_metrics
 from tools.landing import segments
 
 from . import options, verdict
@@ -154,4 +154,4 @@ def print_batch(commit: Commit) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(ended(main, stopped=STOPPED))
+    sys.exit(exit_status(main, stopped=STOPPED))

@@ -325,4 +325,4 @@ def _once(output: Output, given: argparse.Namespace) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(command.ended(main, stopped="stopped; all completely copied commits are in the database"))
+    sys.exit(command.exit_status(main, stopped="stopped; all completely copied commits are in the database"))

@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 
 from flashmqtt.codec.topics import check_filter
 from flashmqtt.errors import InvalidTopic
-from tools.command import Failure, counted, ended, explained, named, table
+from tools.command import Failure, counted, exit_status, explained, named, table
 
 from . import options
 from .batch import plain
@@ -534,4 +534,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(ended(main, stopped="stopped"))
+    sys.exit(exit_status(main, stopped="stopped"))

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 from tools.broker import Broker
-from tools.command import ended, named, number, parser_of, progress_bar
+from tools.command import exit_status, named, number, parser_of, progress_bar
 from tools.proof.chain import Collector
 from tools.proof.faults.peer import Peer
 from tools.proof.soak import judge
@@ -121,4 +121,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(ended(main))
+    sys.exit(exit_status(main))

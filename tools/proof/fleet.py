@@ -14,7 +14,7 @@ from pathlib import Path
 import duckdb
 import pyarrow as pa
 
-from tools.command import ended, folder, named, number, parser_of
+from tools.command import exit_status, folder, named, number, parser_of
 from tools.landing import parquet, segments
 
 SEGMENT = Path(__file__).with_suffix(".sql").read_text()
@@ -72,4 +72,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(ended(main, stopped="stopped"))
+    sys.exit(exit_status(main, stopped="stopped"))

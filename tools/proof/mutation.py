@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tools.bootstrap import ROOT
-from tools.command import ended, number, parser_of
+from tools.command import exit_status, number, parser_of
 
 PACKAGES = ROOT / ".venv" / "mutation"
 BOTH = "host_tests/both/test_"
@@ -146,4 +146,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(ended(main, subprocess.CalledProcessError))
+    sys.exit(exit_status(main, subprocess.CalledProcessError))

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tools.broker import Broker
-from tools.command import ended, named, number, progress_bar
+from tools.command import exit_status, named, number, progress_bar
 from tools.pipeline import java
 from tools.proof.chain import COLLECTOR, LINK, LONGEST_PAUSE_S, POWER, Chain, RunStats, command_line, to_tables, until
 
@@ -140,4 +140,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(ended(main))
+    sys.exit(exit_status(main))

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tools.broker import Broker
 from tools.children import tail
-from tools.command import ended, named, number, parser_of, progress_bar
+from tools.command import exit_status, named, number, parser_of, progress_bar
 from tools.proof.chain import ABSENCE, POWER, Chain, RunStats
 from tools.proof.soak import judge
 from tools.proof.soak.judge import Landing
@@ -96,4 +96,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(ended(main))
+    sys.exit(exit_status(main))

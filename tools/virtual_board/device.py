@@ -27,7 +27,7 @@ from zlib import crc32
 from tools import children
 from tools.boards import BOARDS
 from tools.bootstrap import ROOT
-from tools.command import Failure, ended, folder, named, parser_of
+from tools.command import Failure, exit_status, folder, named, parser_of
 
 POWER_ON_PY = Path(__file__).resolve().parent / "power_on.py"
 HEAP = "512K"  # a word is twice as long as on a board, and the heap also has the simulated chip
@@ -350,4 +350,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(ended(main, stopped="stopped"))
+    sys.exit(exit_status(main, stopped="stopped"))

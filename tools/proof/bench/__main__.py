@@ -177,4 +177,4 @@ def summary(result: dict[str, Any], seconds: float) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(command.ended(main))
+    sys.exit(command.exit_status(main))

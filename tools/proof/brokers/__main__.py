@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tools.bootstrap import ROOT
 from tools.broker import BrokerFailed
-from tools.command import ended, named, parser_of, progress_bar
+from tools.command import exit_status, named, parser_of, progress_bar
 from tools.proof import counts
 from tools.proof.brokers import page
 from tools.proof.brokers.judge import Verdict
@@ -93,4 +93,4 @@ def _run_kind(name: str, chosen: list[Case], directory: Path, results: page.Resu
 
 
 if __name__ == "__main__":
-    sys.exit(ended(main))
+    sys.exit(exit_status(main))

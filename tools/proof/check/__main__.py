@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from tools.bootstrap import ROOT
-from tools.command import Failure, ended, parser_of
+from tools.command import Failure, exit_status, parser_of
 from tools.deploy import build
 
 BIN = Path(sys.executable).parent
@@ -98,4 +98,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(ended(main, stopped="stopped"))
+    sys.exit(exit_status(main, stopped="stopped"))

@@ -22,7 +22,7 @@ from collections import defaultdict
 import pytest
 
 from tools.bootstrap import ROOT
-from tools.command import ended, parser_of, table
+from tools.command import exit_status, parser_of, table
 
 MICROPYTHON = "@micropython"  # how the name of a test's twin ends
 RULES = ROOT / "host_tests" / "requirements.toml"
@@ -203,4 +203,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(ended(main, stopped="stopped"))
+    sys.exit(exit_status(main, stopped="stopped"))

@@ -319,4 +319,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(command.ended(main))
+    sys.exit(command.exit_status(main))

@@ -21,7 +21,7 @@ from typing import Any
 
 from tools import children
 from tools.bootstrap import ROOT
-from tools.command import ended, parser_of
+from tools.command import exit_status, parser_of
 
 FOLDER = ROOT / "host_tests" / "vectors"
 NPM = ROOT / "build" / "npm"
@@ -212,4 +212,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(ended(main, stopped="stopped"))
+    sys.exit(exit_status(main, stopped="stopped"))

@@ -12,7 +12,7 @@ import os
 import sys
 import time
 
-from tools.command import ended, named, parser_of
+from tools.command import exit_status, named, parser_of
 from tools.proof import counts
 from tools.proof.faults.suites import FULL, HOSTILE, SHORT, Suite, find, power
 from tools.proof.tally import Tally
@@ -54,4 +54,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(ended(main))
+    sys.exit(exit_status(main))

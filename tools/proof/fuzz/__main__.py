@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from tools import children
 from tools.bootstrap import ROOT
-from tools.command import ended, named, number, parser_of
+from tools.command import exit_status, named, number, parser_of
 from tools.proof.fuzz import cases
 from tools.proof.program import MICROPYTHON, ran
 
@@ -107,4 +107,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(ended(main))
+    sys.exit(exit_status(main))

@@ -16,7 +16,7 @@ import sys
 import time
 
 from tools import children
-from tools.command import ended, parser_of
+from tools.command import exit_status, parser_of
 from tools.proof import counts
 from tools.proof.powercut import lives
 from tools.proof.powercut.adversary import PLANS, SHORT_PLANS, enumerate_plan
@@ -132,4 +132,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(ended(main))
+    sys.exit(exit_status(main))

@@ -10,7 +10,7 @@ import os
 import sys
 from pathlib import Path
 
-from tools.command import ended, named, number
+from tools.command import exit_status, named, number
 from tools.pipeline import java
 from tools.proof import counts
 from tools.proof.chain import command_line, to_tables
@@ -89,4 +89,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(ended(main))
+    sys.exit(exit_status(main))

@@ -12,7 +12,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tools.command import Failure, ended, folder, named, number, parser_of
+from tools.command import Failure, exit_status, folder, named, number, parser_of
 from tools.proof.wire import capture, flows
 
 PACKETS = pa.schema(
@@ -95,4 +95,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(ended(main, stopped="stopped"))
+    sys.exit(exit_status(main, stopped="stopped"))
