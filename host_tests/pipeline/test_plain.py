@@ -128,7 +128,7 @@ def fill(landing, history):
 
 def without_place(tables):
     """Return the rows of all tables except counts, sorted, without the segment number, which depends on the split."""
-    left = {name: rows for name, rows in tables.items() if name not in ("tally", "met", "prints")}
+    left = {name: rows for name, rows in tables.items() if name not in ("tally", "sums", "prints")}
     return {
         name: sorted(str({key: one for key, one in row.items() if key != "segment"}) for row in rows)
         for name, rows in left.items()
@@ -137,7 +137,7 @@ def without_place(tables):
 
 def met(tables):
     found = {}
-    for row in tables["met"]:
+    for row in tables["sums"]:
         sums = found.setdefault(row["device"], [0, 0, 0])
         for n, name in enumerate(("messages", "readings", "copies")):
             sums[n] += row[name]
@@ -185,7 +185,7 @@ def test_only_marked_resends_and_retained_copies_are_duplicates(landing):
     tables = readings_of(landing)
     assert [row["row"] for row in tables["plain"]] == [1, 2, 3]
     assert [(row["row"], row["cause"]) for row in tables["duplicates"]] == [(4, "resend"), (5, "retained")]
-    (row,) = tables["met"]
+    (row,) = tables["sums"]
     assert (row["messages"], row["readings"], row["copies"]) == (3, 3, 2)
 
 

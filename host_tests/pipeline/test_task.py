@@ -24,7 +24,7 @@ from tools.pipeline.tables.parts import merge_tallies
 from tools.pipeline.tables.storage import Storage
 
 KEY = ("device", "life", "boot")
-YIELDED = {**schemas.TABLES, "plain": schemas.READINGS, "tally": schemas.TALLY, "met": schemas.PLAIN}
+YIELDED = {**schemas.TABLES, "plain": schemas.READINGS, "tally": schemas.TALLY, "sums": schemas.PLAIN}
 """The tables that `process` yields rows of."""
 
 

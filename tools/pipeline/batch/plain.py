@@ -1,7 +1,7 @@
 """Messages without an identity: plain numbers and booleans, and the payloads of a mapping.
 
-The number of published messages is unknown, so there is no proof of their delivery. Known is each message's position in the
-collector's log: a reading's `seq` is its row there; `life` and `boot` are 0. A message is in the tables once for each time
+The number of published messages is unknown, so there is no proof of their delivery. A message is identified by its position in
+the collector's log: a reading's `seq` is its row there; `life` and `boot` are 0. A message is in the tables once for each time
 that the collector stored it. Copies that the collector recognised (segments.py), retained messages (RETAIN) and rows of a
 log that is read again go to the duplicates. No message depends on another. So the result does not depend on how the
 messages are divided into batches.
@@ -149,7 +149,7 @@ class Plain:
         self.parts.append(pa.table(arrays, schema=ITEMS).filter(pa.array(~infinite)))
 
     def tables(self, state: State, rows: pa.Table) -> Iterator[tuple[str, pa.Table]]:
-        """Yield the readings (`plain`), the duplicates, and the sums by device (`met`)."""
+        """Yield the readings (`plain`), the duplicates, and the sums by device (`sums`)."""
         items = pa.concat_tables([*self.parts, ITEMS.empty_table()]).combine_chunks()
         items = items.sort_by([("row", "ascending"), ("index", "ascending")])
         if not items.num_rows:
@@ -166,7 +166,7 @@ class Plain:
             heads = items.filter(pa.array(copy & first))
             causes = pa.array([one for one in cause if one is not None], pa.string())
             yield "duplicates", _filled(rows, heads, {"cause": causes}, schemas.DUPLICATES)
-        yield "met", _sums_by_device(rows, items, copy, first)
+        yield "sums", _sums_by_device(rows, items, copy, first)
 
     def _causes(self, state: State, rows: pa.Table, at: np.ndarray) -> list[str | None]:
         """Return for each message why it is a copy; None if it is new."""

@@ -88,7 +88,7 @@ def run(
                         summary.add_reasons(sums, summary.counts_of(found["reason"]))
                     elif table in ("readings", "plain"):
                         summary.add_arrivals(sums, found)
-                    if table == "met":
+                    if table == "sums":
                         plain_sums.append(found)
                     elif table not in ("ties", "tally"):
                         writers.write_by_day("readings" if table == "plain" else table, found)
