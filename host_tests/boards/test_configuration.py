@@ -2,14 +2,13 @@
 
 import json
 import os
-from pathlib import Path
 
 import pytest
 
 from app.configuration import KEYS, ConfigurationError, check
+from tools.bootstrap import ROOT
 from tools.deploy import configuration
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 GOOD = '[broker]\nhost = "10.0.0.1"\n'
 ENTRY = '[[sensors]]\nkind = "dht22"\npin = 15\n'
 DHT22 = GOOD + ENTRY

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+from tools.bootstrap import ROOT
+
 STUBS = Path(sys.executable).parent.parent
 FAKES = ROOT / "tools" / "virtual_board" / "hardware"
 PORTS = {"rp2": ("machine", "network", "rp2"), "esp32": ("machine", "network", "esp32")}

@@ -15,9 +15,9 @@ from flashmqtt.client import Client
 from flashmqtt.flash.ram import RamRegion
 from flashmqtt.journal.journal import Journal
 from flashmqtt.session.ram import RamStore
+from tools.bootstrap import ROOT
 from tools.broker import Broker, find_mosquitto
 
-ROOT = Path(__file__).resolve().parents[2]
 MICROPYTHON = Path(sys.executable).parent / "micropython"
 PATIENCE_S = 60  # deadline for expected events, on a busy machine
 mosquitto = pytest.mark.skipif(find_mosquitto() is None, reason="needs mosquitto")

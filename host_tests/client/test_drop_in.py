@@ -17,9 +17,9 @@ import paho.mqtt.client as paho
 import pytest
 
 from host_tests.waiting import until
+from tools.bootstrap import ROOT
 from tools.broker import Broker, find_mosquitto
 
-ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = Path(__file__).parent / "drop_in"
 MICROPYTHON = Path(sys.executable).parent / "micropython"
 PATIENCE_S = 60  # deadline for expected events, on a busy machine

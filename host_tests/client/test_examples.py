@@ -23,10 +23,10 @@ import pytest
 
 from host_tests.client.test_tls import make_ca, make_certificate
 from host_tests.waiting import until
+from tools.bootstrap import ROOT
 from tools.broker import Broker, find_mosquitto
 from tools.proof.program import board_image
 
-ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = {path.stem: path.read_text() for path in sorted((ROOT / "firmware/examples").glob("*.py"))}
 MICROPYTHON = str(Path(sys.executable).parent / "micropython")
 PASSWD = Path(find_mosquitto() or "/").parent.parent / "bin/mosquitto_passwd"

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from flashmqtt.client import Client
+from tools.bootstrap import ROOT
 from tools.broker import Broker, find_mosquitto
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 MICROPYTHON = Path(sys.executable).parent / "micropython"
 LENGTHS = (700, 5000, 40_000)
 

@@ -16,9 +16,9 @@ from flashmqtt.errors import UsageError
 from flashmqtt.mqtt_as import MQTTClient, config
 from flashmqtt.session.ram import RamStore
 from host_tests.waiting import until
+from tools.bootstrap import ROOT
 from tools.broker import Broker
 
-ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = Path(__file__).parent / "mqtt_as"
 MICROPYTHON = Path(sys.executable).parent / "micropython"
 LOCAL = """from flashmqtt.mqtt_as import config

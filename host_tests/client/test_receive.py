@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from tools.bootstrap import ROOT
 from tools.broker import Broker, find_mosquitto
 
-ROOT = Path(__file__).resolve().parents[2]
 MICROPYTHON = Path(sys.executable).parent / "micropython"
 
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import paho.mqtt.client as paho
 import pytest
 
+from tools.bootstrap import ROOT
 from tools.broker import Broker, find_mosquitto
 
-ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = Path(__file__).parent / "programs"
 MICROPYTHON = Path(sys.executable).parent / "micropython"
 PATIENCE_S = 120  # deadline for expected events, on a busy machine

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from tools.bootstrap import ROOT
 from tools.broker import Broker, find_mosquitto, free_port
 
-ROOT = Path(__file__).resolve().parents[2]
 MICROPYTHON = Path(sys.executable).parent / "micropython"
 
 pytestmark = [

@@ -27,6 +27,7 @@ import pytest
 from flashmqtt.errors import MalformedPacket, UsageError
 from host_tests.waiting import until, until_async
 from tools import broker as brokers
+from tools.bootstrap import ROOT
 from tools.collector import collector as collector_module
 from tools.collector import sealer
 from tools.collector.collector import READ_BYTES, Collector, CollectorError, Settings
@@ -44,7 +45,6 @@ from tools.proof.collector_kills import Outcome, kill_collector
 from tools.proof.packets import PUBACK, PUBCOMP, PUBREC, PUBREL, ack
 from tools.proof.soak.judge import Landing
 
-ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_S = 60  # on a busy machine
 CONNACK, CONNACK_PRESENT = b"\x20\x02\x00\x00", b"\x20\x02\x01\x00"
 TOPIC = b"flashmqtt/a/readings"

@@ -21,8 +21,8 @@ import time
 from pathlib import Path
 
 from tools import children
+from tools.bootstrap import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 HOST = "192.0.2.1"  # TEST-NET-1 (RFC 5737)
 START_S = 60.0
 _LISTENING = re.compile(rb"PTY REPL listening on (\S+)")

@@ -23,6 +23,7 @@ import serial
 from host_tests.deploy import shrunk
 from host_tests.deploy.device import Device
 from host_tests.waiting import until
+from tools.bootstrap import ROOT
 from tools.broker import Broker
 from tools.command import Failure
 from tools.deploy import __main__ as deploy
@@ -33,7 +34,6 @@ from tools.journal import image as journal_image
 from tools.journal.report import report
 from tools.virtual_board import device as virtual
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 PASSWORD = "hunter2-hunter2"
 WIFI = f"home:{PASSWORD}"
 OUR_MODULES = {path: source for path, source in build.sources("pico_w").items() if path.endswith(".mpy")}

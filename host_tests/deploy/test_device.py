@@ -16,10 +16,10 @@ import pytest
 
 from host_tests.deploy.device import Device
 from host_tests.waiting import until
+from tools.bootstrap import ROOT
 from tools.command import Failure
 from tools.deploy.link import Link
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 PATIENCE_S = 60  # on a busy machine
 MPREMOTE = str(Path(sys.executable).parent / "mpremote")
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from tools.bootstrap import ROOT
 from tools.command import Failure
 from tools.deploy import __main__ as deploy
 from tools.deploy import build, image
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 SOURCES = os.environ.get("FLASHMQTT_MICROPYTHON_SOURCES", "")
 WITHOUT = (
     "NOT RUN: no image was built. FLASHMQTT_MICROPYTHON_SOURCES=path of MicroPython's sources, with the Pico SDK, TinyUSB and "

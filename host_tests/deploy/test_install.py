@@ -9,12 +9,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from tools.bootstrap import ROOT
 from tools.deploy import package
 from tools.deploy.build import HOST_ONLY
 from tools.deploy.image import texts
 from tools.virtual_board.device import Device
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 FIRMWARE = ROOT / "firmware"
 MPREMOTE = str(Path(sys.executable).parent / "mpremote")
 DEFINITIONS = {"rp2": ROOT / "boards/rp2/definition", "esp32": ROOT / "boards/esp32/definition"}

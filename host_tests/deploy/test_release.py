@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 import flashmqtt
+from tools.bootstrap import ROOT
 from tools.command import Failure
 from tools.deploy import release
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 MICROPYTHON = str(Path(sys.executable).parent / "micropython")
 SOURCES = ("boards", "firmware", "tools", ".gitignore", "LICENSE", "README.md", "pyproject.toml")
 PROGRAM = """

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
+from tools.bootstrap import ROOT
 from tools.children import micropython
 from tools.deploy import build, trace
 from tools.deploy.shrink import Shrunk, Unjoined
 from tools.deploy.shrink import shrink as shrunk
 from tools.deploy.trace import explained
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 BOTH = ROOT / "host_tests" / "both"
 # Beside the library and the application: the other modules of ours that the tests import.
 BESIDES = (

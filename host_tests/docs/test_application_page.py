@@ -2,12 +2,11 @@
 
 import re
 import tomllib
-from pathlib import Path
 
 from app import application, commands, configuration
+from tools.bootstrap import ROOT
 from tools.deploy.configuration import load
 
-ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "firmware/APPLICATION.md").read_text()
 
 

@@ -13,8 +13,7 @@ from unittest.mock import Mock
 import pytest
 
 from tools import bootstrap
-
-ROOT = Path(__file__).resolve().parents[2]
+from tools.bootstrap import ROOT
 
 
 @pytest.fixture

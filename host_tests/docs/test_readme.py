@@ -19,13 +19,13 @@ from flashmqtt.errors import StoreFull
 from flashmqtt.flash.ram import RamRegion
 from flashmqtt.journal.journal import Journal
 from host_tests.docs import reference
+from tools.bootstrap import ROOT
 from tools.broker import Broker, find_mosquitto
 from tools.deploy.build import image
 from tools.proof.bench import figures
 from tools.proof.program import board_image
 from tools.virtual_board.device import Device
 
-ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = figures.documents()
 README = (ROOT / "README.md").read_text()
 CONTRIBUTING = ROOT / ".github/CONTRIBUTING.md"

@@ -2,14 +2,13 @@
 
 import builtins
 import re
-from pathlib import Path
 
 import pytest
 
 from flashmqtt import errors, tls
 from flashmqtt.flash import file, pinned
+from tools.bootstrap import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "firmware/TROUBLESHOOTING.md").read_text()
 ERRORS = {
     name

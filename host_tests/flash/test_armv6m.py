@@ -14,9 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from tools.bootstrap import ROOT
+
 pytest.importorskip("rp2040py", reason="rp2040py is not installed: no emulated Cortex-M0+")
 
-ROOT = Path(__file__).resolve().parents[2]
 NATIVE = ROOT / "firmware" / "flashmqtt" / "fast" / "native.py"
 SRAM = 0x20000000
 CODE, TABLES, STUBS, STACK, BUFFERS = SRAM, SRAM + 0x8000, SRAM + 0xA000, SRAM + 0x18000, SRAM + 0x20000

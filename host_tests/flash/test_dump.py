@@ -12,13 +12,13 @@ import pytest
 
 from flashmqtt.flash.block import BlockRegion
 from flashmqtt.journal.journal import Journal
+from tools.bootstrap import ROOT
 from tools.deploy.link import Link
 from tools.flashsim.nor import SECTOR_BYTES, NorFlash, PowerCut
 from tools.journal import layout
 from tools.journal.report import read_sector, report
 from tools.virtual_board.device import Device
 
-ROOT = Path(__file__).resolve().parents[2]
 IMAGES = ROOT / "host_tests" / "journal" / "images"
 
 

@@ -14,10 +14,10 @@ import pytest
 pytest.importorskip("rp2040py", reason="rp2040py is not installed: no emulated Pico")
 
 from host_tests.flash.cut_pico import _ChipFlash, redirect_flash
+from tools.bootstrap import ROOT
 from tools.flashsim.nor import SECTOR_BYTES
 from tools.flashsim.pico import FLASH_BYTES, littlefs_image
 
-ROOT = Path(__file__).resolve().parents[2]
 AT = FLASH_BYTES - 4 * SECTOR_BYTES
 
 

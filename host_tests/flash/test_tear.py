@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from tools.bootstrap import ROOT
 from tools.flashsim.nor import SECTOR_BYTES, FileNorFlash
 from tools.flashsim.tear import in_flight, tear
 
-ROOT = Path(__file__).resolve().parents[2]
 WRITER = """
 import sys
 from tools.flashsim.nor import FileNorFlash

@@ -23,12 +23,12 @@ from pathlib import Path
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
+from tools.bootstrap import ROOT
 from tools.children import kill, popen
 from tools.pipeline import java
 from tools.pipeline.tables.commits import Output
 from tools.proof import fleet
 
-ROOT = Path(__file__).resolve().parents[2]
 KEY = ["device", "life", "boot", "seq", "index", "name", "value", "arrival", "collector", "segment", "row"]
 
 

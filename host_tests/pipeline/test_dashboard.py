@@ -15,12 +15,12 @@ import pytest
 
 from host_tests.pipeline import browser
 from host_tests.pipeline.conftest import Landing, Local, once
+from tools.bootstrap import ROOT
 from tools.command import Failure
 from tools.pipeline import compact, dashboard, report, verdict
 from tools.pipeline.tables.commits import Output
 
 pytestmark = [pytest.mark.req("P9"), pytest.mark.usefixtures("without_delta")]
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture

@@ -7,15 +7,14 @@ import subprocess
 import sys
 import time
 import urllib.request
-from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from tools.bootstrap import ROOT
 from tools.broker import free_port
 
 pytestmark = pytest.mark.req("P8")
-ROOT = Path(__file__).resolve().parents[2]
 DASHBOARD = json.loads((ROOT / "tools/pipeline/grafana.json").read_text())
 PATIENCE_S = 300
 

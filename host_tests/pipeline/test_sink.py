@@ -21,6 +21,7 @@ import pytest
 from host_tests.pipeline import postgres
 from host_tests.pipeline.conftest import Local
 from host_tests.pipeline.test_plain import Tables
+from tools.bootstrap import ROOT
 from tools.command import explained
 from tools.pipeline import compact, forget, sink
 from tools.pipeline.batch import dating
@@ -29,7 +30,6 @@ from tools.pipeline.tables import commits
 from tools.pipeline.tables.commits import OutputError
 from tools.pipeline.tables.storage import Storage
 
-ROOT = Path(__file__).resolve().parents[2]
 LACKS_POSTGRES = (
     "NOT TESTED: there is no PostgreSQL (initdb, postgres) on this machine, or no user that it would run as"
 )

@@ -8,16 +8,14 @@ import re
 import signal
 import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from tools import command
+from tools.bootstrap import ROOT
 from tools.command import exit_status, file, folder, number, progress_bar
 from tools.pipeline.tables.commits import Output
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.parametrize(

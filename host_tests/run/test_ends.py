@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from host_tests.waiting import until
+from tools.bootstrap import ROOT
 from tools.broker import find_mosquitto
 from tools.children import bound_to_this_process
 
-ROOT = Path(__file__).resolve().parents[2]
 DEADLINE_S = 120
 RUN = ["tools.proof.run", "--readings", "100000"]
 SOAK = ["tools.proof.soak", "--minutes", "60", "--boards", "2"]

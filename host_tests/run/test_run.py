@@ -12,6 +12,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
+from tools.bootstrap import ROOT
 from tools.broker import find_mosquitto
 from tools.landing.segments import find_segments
 from tools.pipeline.scratch import PREFIX
@@ -19,7 +20,6 @@ from tools.proof.run import parse, run_chain
 from tools.proof.wire import __main__ as wire
 from tools.proof.wire import flows
 
-ROOT = Path(__file__).resolve().parents[2]
 # With amqtt the chain runs without faults: amqtt 0.12.1 forgets QoS 2 messages in flight when a connection is lost (its log has
 # "PUBREL for unknown pending message").
 FAULTS = (4, 3, 1) if find_mosquitto() else (0, 0, 0)

@@ -1,10 +1,7 @@
 """The units of tests that `make test` runs in one process, and the files that `host_tests/conftest.py` names for them."""
 
-from pathlib import Path
-
 from host_tests.conftest import CASE_BY_CASE, LONG, WAITING, WITH_SPARK, unit_of
-
-ROOT = Path(__file__).resolve().parents[2]
+from tools.bootstrap import ROOT
 
 
 def test_named_files_exist():

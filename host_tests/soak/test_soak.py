@@ -5,14 +5,13 @@ import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 
+from tools.bootstrap import ROOT
 from tools.broker import find_mosquitto
 
-ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = """
 import sys
 from contextlib import nullcontext
