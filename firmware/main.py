@@ -59,18 +59,18 @@ def main():
     gc.threshold(16384)  # type: ignore[attr-defined]
     try:
         import board  # type: ignore[import-not-found]
+
+        from flashmqtt.errors import FlashFailed, StoreError, UsageError
     except Exception as error:  # such as a board.py of your own, whose chip does not answer
         from machine import reset
 
         restart(error, reset)
         return
-    from flashmqtt.errors import FlashFailed, StoreError, UsageError
-
-    config = configuration(board)
-    if config is None:
-        return
     application = None
     try:
+        config = configuration(board)
+        if config is None:
+            return
         from app.application import Application
 
         application = Application(board, config)

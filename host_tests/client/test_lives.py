@@ -196,3 +196,11 @@ def test_every_message_is_delivered_or_named_after_days_of_faults(seed, kind, sl
     life = Life(seed, kind, sleep_s, policy, 1 if sleep_s else 2, monkeypatch)
     life.run()
     life.judge()
+
+
+@pytest.mark.req("B4")
+def test_error_while_the_configuration_is_read_restarts_the_board(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    life = Life(0, "esp32", 0, "refuse", 1, monkeypatch)
+    monkeypatch.setitem(sys.modules, "app.configuration", None)  # its import fails
+    assert life.boot() == "reset"
