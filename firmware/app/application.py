@@ -114,17 +114,12 @@ class Application:
         self._online = False  # the network is up, and the client may connect
         self._greeting = -1  # the next step of `_greet`, which runs with every connection; -1: done
         self.outcomes = None  # undelivered messages: `outcomes.Outcomes`
-        begin = self.state.get("dropped_from")  # in an outage before the last restart
-        if begin:
-            # If nothing was dropped since, the note is of a report, or of a drop that a power cut prevented.
-            end = self.journal.floor if begin < self.journal.floor else self.journal.low
-            if begin < end:
-                from .outcomes import Outcomes
+        dropped_from = self.state.get("dropped_from")
+        if dropped_from:  # in an outage before the last restart
+            from .outcomes import Outcomes
 
-                self.outcomes = Outcomes()
-                self.outcomes.add("dropped", begin, end - 1)
-                self.outcomes.news = False  # until `_on_connect`
-            else:
+            self.outcomes = Outcomes().restored(self.journal, dropped_from)
+            if not self.outcomes:  # the power failed before the drop
                 self._note_dropped(None)
         self._reboot_ms = 0
         self._flushing = False  # is the health message due because of the command "flush"?
@@ -228,6 +223,10 @@ class Application:
     # --- the client's handlers; most of them only note work for the next turn ---
 
     def _on_error(self, error, message):
+        if not message and isinstance(error, MemoryError):
+            # In `_lost`: the client would finish these messages next. After a restart, it reports them again.
+            print("restart: no memory in a handler")
+            self.board.reset()
         # Raised by `poll`, it would restart the board, and a command would come again after each restart.
         print("handler:", repr(error))
         if message and message.failures >= _ATTEMPTS:
@@ -295,7 +294,9 @@ class Application:
             self._note_dropped(outcomes.first(outcomes.handle))
 
     def _tell_undelivered(self):
-        self._tell([{"n": "undelivered", "vb": True}])
+        stored = self._tell([{"n": "undelivered", "vb": True}])
+        if not (stored or self.state.get("dropped_from")):  # the store is full, and the next status line tries again
+            self._note_dropped(self.outcomes.first(self.journal.stored))
 
     def _tell(self, records):
         """Publish a health message; return its handle, 0 if it is not stored."""

@@ -8,6 +8,7 @@ from flashmqtt.compat import const
 from flashmqtt.errors import StoreCorrupt
 
 _KINDS = ("refused", "expired", "dropped", "damaged", "doubt")  # doubt: delivered never, once or twice
+_WINDOW = const(32)  # from the oldest unfinished message on: which are finished is known
 _RANGES = const(32)  # of each kind: see `_shorten`
 
 
@@ -30,6 +31,22 @@ class Outcomes:
         self._reported = dict.fromkeys(_KINDS, 0)  # how many of these numbers are in the last health message
         self.handle = 0  # that message
         self.news = False  # is there a range that is in no stored message?
+
+    def restored(self, journal, first):
+        """Add what the last boot noted: undelivered messages from `first` on; return the object, or None if there are none.
+
+        They were dropped, or are finished. If nothing was dropped, the note is of a report that this boot can't name.
+        """
+        end = journal.floor if first < journal.floor else journal.low
+        if first < end:
+            self.add("dropped", first, end - 1)
+        for seq in range(max(first, end), min(journal.low + _WINDOW, journal.stored + 1)):
+            if journal.is_finished(seq):
+                self.add("dropped", seq, seq)
+        if not self.news:
+            return None
+        self.news = False  # until there is a connection
+        return self
 
     def add(self, kind, first, last):
         """Add undelivered messages; return whether the last health message is one of them."""

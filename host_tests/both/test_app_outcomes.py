@@ -9,6 +9,7 @@ from app.application import Application
 from app.configuration import check
 from app.health import records
 from app.outcomes import Outcomes, has_topic
+from failing import fail_once
 from flashmqtt.flash.ram import RamRegion
 from flashmqtt.journal.journal import Journal
 from loopback import Loopback
@@ -371,6 +372,32 @@ def test_refused_messages_are_reported_at_once():
     broker.close()
 
 
+class Reset(BaseException):
+    """Raised instead of a reset: no handler catches it."""
+
+
+@pytest.mark.req("R4", "R5")
+def test_refused_message_is_reported_after_a_restart_if_there_was_no_memory_for_its_report():
+    broker, application = running([b"readings"])
+    board, state = application.board, application.state
+
+    def reset():
+        raise Reset
+
+    board.reset = reset
+    application.publish("readings", 1, [])
+    fail_once(application, "_tell_undelivered")
+    with pytest.raises(Reset):
+        turns(application, lambda: broker.healths or not application.client.pending)
+    application.client.link.stop()
+    application = Application(board, application.config, state)
+    application.client.link.feed = broker
+    turns(application, lambda: broker.healths)
+    assert broker.healths[0][0]["refused_seqs"] == "1"
+    application.client.disconnect()
+    broker.close()
+
+
 @pytest.mark.req("R3", "R5")
 def test_message_that_was_refused_just_before_a_restart_is_reported():
     gc.collect()
@@ -385,6 +412,23 @@ def test_message_that_was_refused_just_before_a_restart_is_reported():
     application = Application(board, settings, state)
     application.turn(0)
     assert application.outcomes.labels() == {"refused_seqs": "1"} and application.outcomes.handle == 2
+
+
+@pytest.mark.req("R5", "S5")
+def test_refused_message_is_listed_after_a_restart_although_the_full_store_had_no_room_for_the_report():
+    gc.collect()
+    board = Board(lambda: None)
+    state = Facts()
+    settings = check({"broker": "127.0.0.1", "when_full": "refuse"})
+    application = Application(board, settings, state)
+    while application.publish("readings", 1, []):
+        pass
+    for seq in (1, 2, 4):
+        application.client.on_refused(seq, 0x87)
+        application.journal.finish(seq)
+    application.journal.flush()
+    application = Application(board, settings, state)
+    assert application.journal.low == 3 and application.outcomes.labels() == {"dropped_seqs": "1-2,4"}
 
 
 @pytest.mark.req("R5")
