@@ -97,8 +97,8 @@ class Outcomes:
         return labels
 
     def reported(self, handle):
-        """A message with these labels is stored (0: it is not)."""
-        if handle:
+        """A message with these labels is stored (0: it is not). A newer one may be, too, with more labels."""
+        if handle > self.handle:
             self.handle = handle
             self.news = False
             for kind in _KINDS:
