@@ -68,6 +68,7 @@ def test_ds18b20_reads_the_previous_conversion():
 
     _, sensors = _make({"kind": "ds18b20", "pin": 22}, prepare)
     assert [sensor.name for sensor in sensors] == ["temperature_010203040506", "temperature_111213141516"]
+    assert [(sensor.qos, sensor.interval_ms) for sensor in sensors] == [(1, 0), (1, 0)]  # if nothing is set
     assert [sensor.read() for sensor in sensors] == [None, None]
     assert [sensor.read() for sensor in sensors] == [20.25, -5.5]
     roms[b"\x28\x01\x02\x03\x04\x05\x06\x07"] = None

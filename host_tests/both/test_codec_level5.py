@@ -397,3 +397,12 @@ def test_publish_whose_properties_do_not_fit_the_buffer_is_skipped():
         headless = not whole and len(stream) - 2 - len(b"payload") >= 48
         assert set(seen[:-1]) == {(PUBLISH if whole else LONG, headless)} and seen[-1] == (PINGRESP, False), n
         assert payload == (b"" if headless else b"payload"), n
+
+
+@pytest.mark.req("W12", "W13")
+@pytest.mark.parametrize("packet", [b"\x30\x03\x00\x01a", b"\x30\x04\x00\x01a\x80", b"\xe0\x02\x00\x80"])
+def test_packet_that_ends_before_its_property_length_in_a_full_buffer_is_malformed(packet):
+    decoder = Decoder(len(packet), 5)
+    decoder.feed(packet)
+    with pytest.raises(MalformedPacket):
+        decoder.next()
