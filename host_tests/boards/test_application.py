@@ -13,8 +13,8 @@ import paho.mqtt.client as paho
 import pytest
 
 from host_tests.waiting import until_async
-from tools.broker import Broker
 from tools.proof.board import VirtualBoard
+from tools.proof.broker import Broker
 from tools.proof.chain import ABSENCE, POWER
 from tools.proof.program import MICROPYTHON, board_image
 from tools.proof.wakes import sleep_and_wake

@@ -15,9 +15,9 @@ from dataclasses import replace
 
 import pytest
 
-from tools import broker
-from tools.broker import find_mosquitto, free_port
+from tools.proof import broker
 from tools.proof import packets as p
+from tools.proof.broker import find_mosquitto, free_port
 from tools.proof.brokers import __main__ as command
 from tools.proof.brokers import page, runner
 from tools.proof.brokers.judge import Got, Message, Verdict, judge

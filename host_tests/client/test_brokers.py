@@ -16,7 +16,7 @@ from flashmqtt.flash.ram import RamRegion
 from flashmqtt.journal.journal import Journal
 from flashmqtt.session.ram import RamStore
 from tools.bootstrap import ROOT
-from tools.broker import Broker, find_mosquitto
+from tools.proof.broker import Broker, find_mosquitto
 
 MICROPYTHON = Path(sys.executable).parent / "micropython"
 PATIENCE_S = 60  # deadline for expected events, on a busy machine

@@ -18,7 +18,7 @@ import pytest
 
 from host_tests.waiting import until
 from tools.bootstrap import ROOT
-from tools.broker import Broker, find_mosquitto
+from tools.proof.broker import Broker, find_mosquitto
 
 PROGRAMS = Path(__file__).parent / "drop_in"
 MICROPYTHON = Path(sys.executable).parent / "micropython"

@@ -24,7 +24,7 @@ import pytest
 from host_tests.client.test_tls import make_ca, make_certificate
 from host_tests.waiting import until
 from tools.bootstrap import ROOT
-from tools.broker import Broker, find_mosquitto
+from tools.proof.broker import Broker, find_mosquitto
 from tools.proof.program import board_image
 
 EXAMPLES = {path.stem: path.read_text() for path in sorted((ROOT / "firmware/examples").glob("*.py"))}

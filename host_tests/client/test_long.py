@@ -12,7 +12,7 @@ import pytest
 
 from flashmqtt.client import Client
 from tools.bootstrap import ROOT
-from tools.broker import Broker, find_mosquitto
+from tools.proof.broker import Broker, find_mosquitto
 
 MICROPYTHON = Path(sys.executable).parent / "micropython"
 LENGTHS = (700, 5000, 40_000)

@@ -17,7 +17,7 @@ from flashmqtt.mqtt_as import MQTTClient, config
 from flashmqtt.session.ram import RamStore
 from host_tests.waiting import until
 from tools.bootstrap import ROOT
-from tools.broker import Broker
+from tools.proof.broker import Broker
 
 PROGRAMS = Path(__file__).parent / "mqtt_as"
 MICROPYTHON = Path(sys.executable).parent / "micropython"

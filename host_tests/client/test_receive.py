@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tools.bootstrap import ROOT
-from tools.broker import Broker, find_mosquitto
+from tools.proof.broker import Broker, find_mosquitto
 
 MICROPYTHON = Path(sys.executable).parent / "micropython"
 

@@ -12,7 +12,7 @@ import paho.mqtt.client as paho
 import pytest
 
 from tools.bootstrap import ROOT
-from tools.broker import Broker, find_mosquitto
+from tools.proof.broker import Broker, find_mosquitto
 
 PROGRAMS = Path(__file__).parent / "programs"
 MICROPYTHON = Path(sys.executable).parent / "micropython"

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tools.bootstrap import ROOT
-from tools.broker import Broker, find_mosquitto, free_port
+from tools.proof.broker import Broker, find_mosquitto, free_port
 
 MICROPYTHON = Path(sys.executable).parent / "micropython"
 

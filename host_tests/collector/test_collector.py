@@ -26,7 +26,6 @@ import pytest
 
 from flashmqtt.errors import MalformedPacket, UsageError
 from host_tests.waiting import until, until_async
-from tools import broker as brokers
 from tools.bootstrap import ROOT
 from tools.collector import collector as collector_module
 from tools.collector import sealer
@@ -40,6 +39,7 @@ from tools.landing.lock import LandingInUse
 from tools.landing.log import DiskFull, LandingDamaged, LandingStalled, read_log
 from tools.landing.segments import find_segments
 from tools.landing.store import LandingStore
+from tools.proof import broker as brokers
 from tools.proof import packets as p
 from tools.proof.collector_kills import Outcome, kill_collector
 from tools.proof.packets import PUBACK, PUBCOMP, PUBREC, PUBREL, ack

@@ -9,11 +9,11 @@ import time
 
 import pytest
 
-from tools import broker as brokers
 from tools.collector.collector import Collector, Settings
 from tools.collector.health import Health
 from tools.landing.log import read_log
 from tools.landing.seal import rows_of
+from tools.proof import broker as brokers
 from tools.proof import packets as p
 from tools.proof.proxy import Cut, Proxy
 

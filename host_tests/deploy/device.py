@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from tools.flashsim.tear import tear
+from tools.proof.tear import tear
 from tools.virtual_board import device
 
 

@@ -12,11 +12,11 @@ import pytest
 
 from app.configuration import ConfigurationError
 from host_tests.client.test_tls import make_ca, make_certificate, openssl
-from tools.broker import Broker, find_mosquitto, free_port
 from tools.command import Failure
 from tools.deploy import certificates
 from tools.deploy.__main__ import main
 from tools.deploy.certificates import CA, CERT, KEY, Tls
+from tools.proof.broker import Broker, find_mosquitto, free_port
 from tools.virtual_board.device import Device
 
 MPREMOTE = str(Path(sys.executable).parent / "mpremote")

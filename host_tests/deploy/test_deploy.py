@@ -24,7 +24,6 @@ from host_tests.deploy import shrunk
 from host_tests.deploy.device import Device
 from host_tests.waiting import until
 from tools.bootstrap import ROOT
-from tools.broker import Broker
 from tools.command import Failure
 from tools.deploy import __main__ as deploy
 from tools.deploy import build, ports, romfs
@@ -32,6 +31,7 @@ from tools.deploy import link as link_module
 from tools.deploy.link import BoardSaid, Link
 from tools.journal import image as journal_image
 from tools.journal.report import report
+from tools.proof.broker import Broker
 from tools.virtual_board import device as virtual
 
 PASSWORD = "hunter2-hunter2"

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from host_tests.deploy.emulated import HOST, EmulatedPicoW, EmulatorFailed, map_to_loopback
-from tools.broker import Broker
 from tools.deploy import __main__ as deploy
 from tools.deploy import build, romfs
 from tools.deploy.link import Link
+from tools.proof.broker import Broker
 
 UF2 = os.environ.get("FLASHMQTT_UF2", "")
 WITHOUT = (

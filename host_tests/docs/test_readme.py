@@ -20,9 +20,9 @@ from flashmqtt.flash.ram import RamRegion
 from flashmqtt.journal.journal import Journal
 from host_tests.docs import reference
 from tools.bootstrap import ROOT
-from tools.broker import Broker, find_mosquitto
 from tools.deploy.build import image
 from tools.proof.bench import figures
+from tools.proof.broker import Broker, find_mosquitto
 from tools.proof.program import board_image
 from tools.virtual_board.device import Device
 

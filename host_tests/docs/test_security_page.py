@@ -9,7 +9,7 @@ import paho.mqtt.client as paho
 import pytest
 
 from host_tests.waiting import until
-from tools.broker import Broker, find_mosquitto
+from tools.proof.broker import Broker, find_mosquitto
 
 PAGE = (Path(__file__).resolve().parents[2] / "firmware/SECURITY.md").read_text()
 RULES = next(block for block in re.findall(r"^```\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL) if "pattern" in block)

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from tools.broker import Broker, find_mosquitto
 from tools.proof import packets as p
+from tools.proof.broker import Broker, find_mosquitto
 from tools.proof.faults import power
 from tools.proof.faults.audit import audit
 from tools.proof.faults.cases import Case, Outcome, Wire, judge, places_of

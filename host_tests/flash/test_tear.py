@@ -14,7 +14,7 @@ import pytest
 
 from tools.bootstrap import ROOT
 from tools.flashsim.nor import SECTOR_BYTES, FileNorFlash
-from tools.flashsim.tear import in_flight, tear
+from tools.proof.tear import in_flight, tear
 
 WRITER = """
 import sys

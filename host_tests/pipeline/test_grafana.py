@@ -12,7 +12,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tools.bootstrap import ROOT
-from tools.broker import free_port
+from tools.proof.broker import free_port
 
 pytestmark = pytest.mark.req("P8")
 DASHBOARD = json.loads((ROOT / "tools/pipeline/grafana.json").read_text())

@@ -10,8 +10,8 @@ import pytest
 
 from host_tests.waiting import until
 from tools.bootstrap import ROOT
-from tools.broker import find_mosquitto
 from tools.children import bound_to_this_process
+from tools.proof.broker import find_mosquitto
 
 DEADLINE_S = 120
 RUN = ["tools.proof.run", "--readings", "100000"]

@@ -8,10 +8,10 @@ import pytest
 from paho.mqtt import subscribe
 from paho.mqtt.enums import CallbackAPIVersion
 
-from tools.broker import Broker, find_mosquitto
 from tools.command import Failure
 from tools.proof import chain
 from tools.proof.board import Progress
+from tools.proof.broker import Broker, find_mosquitto
 from tools.proof.chain import SHARE_INSIDE, cut_link
 from tools.proof.packets import PONG
 from tools.proof.proxy import Proxy

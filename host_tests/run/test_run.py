@@ -13,9 +13,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from tools.bootstrap import ROOT
-from tools.broker import find_mosquitto
 from tools.landing.segments import find_segments
 from tools.pipeline.scratch import PREFIX
+from tools.proof.broker import find_mosquitto
 from tools.proof.run import parse, run_chain
 from tools.proof.wire import __main__ as wire
 from tools.proof.wire import flows
@@ -72,7 +72,7 @@ def test_every_reading_arrives_once_under_all_faults(tmp_path):
 @pytest.mark.skipif(not find_mosquitto(), reason="without mosquitto the previous test runs with amqtt")
 @pytest.mark.req("P1")
 def test_chain_runs_with_amqtt(tmp_path, monkeypatch):
-    monkeypatch.setattr("tools.broker.find_mosquitto", lambda: None)
+    monkeypatch.setattr("tools.proof.broker.find_mosquitto", lambda: None)
     arguments = parse([*HASTE, "--cuts=0", "--link-cuts=0", "--collector-kills=0"])
     stats = asyncio.run(run_chain(arguments, tmp_path))
     assert (tmp_path / "broker" / "amqtt.log").exists()

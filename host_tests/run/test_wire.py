@@ -8,9 +8,9 @@ import struct
 import pyarrow.parquet as pq
 import pytest
 
-from tools.broker import Broker
 from tools.command import Failure
 from tools.proof import packets as p
+from tools.proof.broker import Broker
 from tools.proof.proxy import Proxy
 from tools.proof.wire import __main__ as wire
 from tools.proof.wire import capture, flows

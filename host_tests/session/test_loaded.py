@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tools.broker import Broker
 from tools.deploy import build
+from tools.proof.broker import Broker
 from tools.proof.check import size
 
 MICROPYTHON = Path(sys.executable).parent / "micropython"

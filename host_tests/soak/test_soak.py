@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tools.bootstrap import ROOT
-from tools.broker import find_mosquitto
+from tools.proof.broker import find_mosquitto
 
 PROGRAM = """
 import sys

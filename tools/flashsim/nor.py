@@ -26,7 +26,7 @@ Counters: programs (pages), erases, bytes_programmed, bytes_read, reads, erase_c
 `snapshot()` and `restore(it)` save and restore contents and weak cells, not counters.
 
 For killed processes: before each operation FileNorFlash writes an intent (kind, offset, length, old, new) to a second file,
-sleeps the modelled time, executes the operation and clears the intent. After a kill -9, `tools.flashsim.tear.tear(image, intent,
+sleeps the modelled time, executes the operation and clears the intent. After a kill -9, `tools.proof.tear.tear(image, intent,
 rng)` on the host replaces the result by one that a real chip could have left.
 
 This module runs unchanged on MicroPython and CPython. In memory and unarmed, reads and writes of whole pages allocate nothing on

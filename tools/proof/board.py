@@ -15,8 +15,8 @@ from flashmqtt.journal.journal import Journal
 from tools.children import Child, micropython, tail
 from tools.command import Failure
 from tools.flashsim.nor import PAGE_BYTES, SECTOR_BYTES
-from tools.flashsim.tear import tear
 from tools.proof.program import board_image
+from tools.proof.tear import tear
 
 HEAP = "192K"
 

@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import Any
 
 from tools.bootstrap import ROOT
-from tools.broker import Broker
 from tools.children import Child
 from tools.command import Failure, folder, number, parser_of
 from tools.pipeline import run as pipeline
 from tools.proof.board import VirtualBoard
+from tools.proof.broker import Broker
 from tools.proof.program import holds
 from tools.proof.proxy import Proxy
 from tools.proof.wire.capture import written

@@ -15,8 +15,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from tools.broker import Broker
 from tools.command import exit_status, named, number, parser_of, progress_bar
+from tools.proof.broker import Broker
 from tools.proof.chain import Collector
 from tools.proof.faults.peer import Peer
 from tools.proof.soak import judge

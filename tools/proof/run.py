@@ -15,9 +15,9 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
-from tools.broker import Broker
 from tools.command import exit_status, named, number, progress_bar
 from tools.pipeline import java
+from tools.proof.broker import Broker
 from tools.proof.chain import COLLECTOR, LINK, LONGEST_PAUSE_S, POWER, Chain, RunStats, command_line, to_tables, until
 
 DEVICE = "virtual-1"

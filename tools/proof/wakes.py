@@ -13,9 +13,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tools.broker import Broker
 from tools.children import tail
 from tools.command import exit_status, named, number, parser_of, progress_bar
+from tools.proof.broker import Broker
 from tools.proof.chain import ABSENCE, POWER, Chain, RunStats
 from tools.proof.soak import judge
 from tools.proof.soak.judge import Landing

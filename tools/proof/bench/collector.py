@@ -14,8 +14,8 @@ import time
 from pathlib import Path
 
 from tools.bootstrap import ROOT
-from tools.broker import Broker
 from tools.proof.bench.figures import Bench
+from tools.proof.broker import Broker
 from tools.proof.faults.peer import Peer
 
 BROKER = "max_inflight_messages 10000\nautosave_on_changes false\nautosave_interval 1800\nlog_type none"

@@ -10,9 +10,9 @@ import time
 from pathlib import Path
 from unittest import mock
 
-from tools.broker import Broker, free_port
 from tools.deploy import __main__ as deploy
 from tools.proof.bench.figures import Bench
+from tools.proof.broker import Broker, free_port
 from tools.virtual_board.device import Device
 
 RUNS = 3

@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from tools.bootstrap import ROOT
-from tools.broker import Broker
 from tools.children import Child
 from tools.proof import packets as p
 from tools.proof.bench.codec import PATH as LIBRARIES
 from tools.proof.bench.figures import Bench
+from tools.proof.broker import Broker
 from tools.proof.device import END
 from tools.proof.faults.peer import Peer
 from tools.proof.faults.runner import settings

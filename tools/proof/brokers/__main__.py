@@ -13,9 +13,9 @@ import time
 from pathlib import Path
 
 from tools.bootstrap import ROOT
-from tools.broker import BrokerFailed
 from tools.command import exit_status, named, parser_of, progress_bar
 from tools.proof import counts
+from tools.proof.broker import BrokerFailed
 from tools.proof.brokers import page
 from tools.proof.brokers.judge import Verdict
 from tools.proof.brokers.kinds import KINDS, NotHere, make_certificate

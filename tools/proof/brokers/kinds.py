@@ -18,8 +18,8 @@ import psutil  # type: ignore[import-untyped]
 
 from tools import bootstrap
 from tools.bootstrap import ROOT
-from tools.broker import Broker, free_port
 from tools.command import Failure
+from tools.proof.broker import Broker, free_port
 
 CONFIGURATIONS = Path(__file__).parent / "configurations"
 INSTALLED = ROOT / "build" / "brokers"

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from tools.bootstrap import ROOT
-from tools.broker import BrokerFailed
 from tools.proof import side_by_side
+from tools.proof.broker import BrokerFailed
 from tools.proof.brokers.judge import Message, Verdict, judge, number_of
 from tools.proof.brokers.kinds import KINDS, PASSWORD, Kind
 from tools.proof.brokers.scenarios import SCENARIOS, Scenario

@@ -19,12 +19,12 @@ from pathlib import Path
 
 from tools import command
 from tools.bootstrap import ROOT
-from tools.broker import Broker
 from tools.command import parser_of
 from tools.deploy import build
 from tools.flashsim.pico import littlefs_image
 from tools.proof.bench import figures as documents
 from tools.proof.bench.figures import LEDGER
+from tools.proof.broker import Broker
 from tools.proof.program import MICROPYTHON, ran
 from tools.virtual_board.device import Device
 

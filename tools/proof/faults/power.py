@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tools.flashsim.tear import tear
 from tools.proof.device import END
 from tools.proof.faults.cases import Verdict as Reported
 from tools.proof.faults.cases import compared
 from tools.proof.faults.runner import Worker, arrived, settings
 from tools.proof.program import BoardFailed, Program, ProgramEnded, holds
 from tools.proof.proxy import Proxy
+from tools.proof.tear import tear
 
 HEAP = "256K"
 # The flash operations take a share of their typical time, so that cuts fall into them and between them.

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tools.broker import Broker
+from tools.proof.broker import Broker
 from tools.proof.faults.audit import audit
 from tools.proof.faults.cases import Case, Outcome, judge
 from tools.proof.faults.peer import Peer

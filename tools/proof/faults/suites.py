@@ -14,9 +14,9 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from tools.broker import Broker
 from tools.command import progress_bar
 from tools.proof import side_by_side
+from tools.proof.broker import Broker
 from tools.proof.faults import power as power_cuts
 from tools.proof.faults.cases import FLOWS, Case, Outcome, places_of
 from tools.proof.faults.hostile import runner as hostile

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]
 
-from tools.broker import Broker
 from tools.command import Failure, progress_bar
 from tools.proof.board import VirtualBoard
+from tools.proof.broker import Broker
 from tools.proof.chain import ABSENCE, BROKER, COLLECTOR, COLLECTOR_LINK, LINK, POWER, SILENCE, Chain, RunStats, live
 from tools.proof.proxy import Proxy
 from tools.proof.soak.samples import Sample, Wear
