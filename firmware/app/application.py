@@ -295,7 +295,8 @@ class Application:
 
     def _tell_undelivered(self):
         stored = self._tell([{"n": "undelivered", "vb": True}])
-        if not (stored or self.state.get("dropped_from")):  # the store is full, and the next status line tries again
+        # The store is full, and the next status line tries again; or it may be full in this outage: see `_keep_report`.
+        if not ((stored and self.client.connected) or self.state.get("dropped_from")):
             self._note_dropped(self.outcomes.first(self.journal.stored))
 
     def _tell(self, records):

@@ -276,16 +276,25 @@ def test_messages_in_doubt_are_reported_again_if_the_full_store_drops_the_report
     application.publish("readings", 2, [])
     application.publish("readings", 2, [])
     turns(application, lambda: application.client.connected and not application.client.pending)
-    board.network_up = lambda *_: False
-    turns(application, lambda: not application.client.connected)
-    application.client.on_in_doubt(1)
-    application.client.on_in_doubt(2)
-    application.turn(0)
+    steps = [0, 1]
+    if restarts in ("before", "sleep"):  # the connection is lost before the report is acknowledged
+        steps = [1, 0]
+        broker.answers_publish = False
+    for step in steps:
+        if step:
+            application.client.on_in_doubt(1)
+            application.client.on_in_doubt(2)
+            application.turn(0)
+        else:
+            board.network_up = lambda *_: False
+            if restarts == "sleep":
+                application._finish()
+            else:
+                turns(application, lambda: not application.client.connected)
     assert application.journal.stored == 3  # one report
     if restarts == "before":
         turns(application, lambda: state.get("dropped_from"))
-    elif restarts == "sleep":
-        application._finish()
+    broker.answers_publish = True
     if restarts in ("before", "sleep"):
         application = Application(board, check(settings), state)
     while application.journal.floor <= 3:
@@ -419,6 +428,21 @@ def test_message_that_was_refused_just_before_a_restart_is_reported():
     application = Application(board, settings, state)
     application.turn(0)
     assert application.outcomes.labels() == {"refused_seqs": "1"} and application.outcomes.handle == 2
+
+
+@pytest.mark.req("R5", "S5")
+def test_refused_message_that_is_reported_in_an_outage_is_listed_after_a_restart():
+    gc.collect()  # the full store may drop the report
+    board = Board(lambda: None)
+    state = Facts()
+    settings = check({"broker": "127.0.0.1"})
+    application = Application(board, settings, state)
+    application.publish("readings", 1, [])
+    application.client.on_refused(1, 0x87)
+    application.journal.finish(1)
+    application.journal.flush()
+    application = Application(board, settings, state)
+    assert application.outcomes.labels() == {"dropped_seqs": "1"}
 
 
 @pytest.mark.req("R5", "S5")
