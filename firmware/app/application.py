@@ -297,7 +297,7 @@ class Application:
         stored = self._tell([{"n": "undelivered", "vb": True}])
         # The store is full, and the next status line tries again; or it may be full in this outage: see `_keep_report`.
         if not ((stored and self.client.connected) or self.state.get("dropped_from")):
-            self._note_dropped(self.outcomes.first(self.journal.stored))
+            self._note_dropped(self.outcomes.first(self.journal.stored))  # type: ignore[union-attr]
 
     def _tell(self, records):
         """Publish a health message; return its handle, 0 if it is not stored."""
