@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tools.broker import Broker
 from tools.deploy import build
 from tools.deploy.link import BoardSaid, Link
 from tools.flashsim.pico import littlefs_image
+from tools.proof.broker import Broker
 from tools.virtual_board.device import Device
 
 REGION = (
