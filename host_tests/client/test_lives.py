@@ -14,6 +14,7 @@ from collections import defaultdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from zlib import crc32
 
 import pytest
 
@@ -65,6 +66,9 @@ class Life:
         self.ends: list[str] = []
         self.reads: list[int] = []
         settings = {"broker": "b", "ssid": "home", "interval_ms": 5 * MINUTE, "health_s": 3600, "when_full": policy}
+        if kind == "rp2":
+            settings["level"] = 5
+            self.broker.refuses = self.refuses
         settings |= {"status_ms": MINUTE, "sleep_s": sleep_s, "log": False, "sensors": [{"kind": "odd", "qos": 2}]}
         Path("config.json").write_text(json.dumps(settings))
         world.patch(monkeypatch)
@@ -103,6 +107,12 @@ class Life:
         if isinstance(odd, type):
             raise odd("no chip")
         return odd
+
+    def refuses(self, packet):
+        """Return whether the broker refuses this message: some readings."""
+        return (
+            self.world.now_ms < self.calm_ms and packet.topic.endswith("readings") and crc32(packet.payload) % 20 == 0
+        )
 
     def fail(self):
         """Cut the power."""

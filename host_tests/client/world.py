@@ -223,6 +223,7 @@ class Broker:
         taken: how often each payload arrived. first_ms: when it arrived first. topics: its topic.
         broken: what the client did wrong: a missing PINGREQ, or a wrong packet.
         quota: how many messages may be unacknowledged.
+        refuses: returns whether to refuse a PUBLISH (level 5).
     """
 
     def __init__(self, world: World, level: int) -> None:
@@ -236,6 +237,7 @@ class Broker:
         self._queue: deque[tuple[str, bytes, int]] = deque()
         self._next_id = 0
         self.quota = 20
+        self.refuses = lambda packet: False
         self.taken: dict[bytes, int] = defaultdict(int)
         self.first_ms: dict[bytes, int] = {}
         self.topics: dict[bytes, str] = {}
@@ -293,6 +295,8 @@ class Broker:
             self._send(p.PONG)
         elif kind == p.DISCONNECT:
             self.drop(Socket.end)
+        elif kind == p.PUBLISH and packet.qos and self.refuses(packet):
+            self._send(p.ack(p.PUBREC if packet.qos == 2 else p.PUBACK, packet.packet_id, 0x87))
         else:
             if kind == p.PUBLISH and self._session.is_new(packet):
                 self.taken[packet.payload] += 1
