@@ -247,7 +247,9 @@ def test_command_ends_quietly_if_its_output_pipe_is_closed(lines):
 
 @pytest.mark.parametrize("status", [0, 1])
 def test_command_without_a_standard_output_keeps_its_exit_status(status):
-    program = f"import sys\nfrom tools.command import ended\nsys.exit(ended(lambda: print('line') or {status}))"
+    program = (
+        f"import sys\nfrom tools.command import exit_status\nsys.exit(exit_status(lambda: print('line') or {status}))"
+    )
     words = ["sh", "-c", 'exec "$0" -c "$1" >&-', sys.executable, program]
     ran = subprocess.run(words, cwd=ROOT, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
     assert (ran.returncode, ran.stderr) == (status, "")
