@@ -951,9 +951,7 @@ def test_unusable_port_is_named_with_what_to_do(tmp_path, monkeypatch):
     assert ports.find() == "/dev/ttyACM0"
 
     assert "/dev/null is not a serial port" in str(ports.why_closed("/dev/null"))
-    started = time.monotonic()
     assert "/dev/null is not a serial port" in run("monitor", "--port", "/dev/null")[2]
-    assert time.monotonic() - started < 10
 
     monkeypatch.setattr(ports.os, "open", Mock(side_effect=PermissionError(13, "Permission denied")))
     group = SimpleNamespace(gr_name="dialout")

@@ -1,5 +1,6 @@
 """The virtual board on its serial port, under the real mpremote: as a Pico W on a USB cable behaves."""
 
+import contextlib
 import errno
 import os
 import re
@@ -19,6 +20,7 @@ from host_tests.waiting import until
 from tools.bootstrap import ROOT
 from tools.command import Failure
 from tools.deploy.link import Link
+from tools.virtual_board import device as virtual_board
 
 PATIENCE_S = 60  # on a busy machine
 MPREMOTE = str(Path(sys.executable).parent / "mpremote")
@@ -333,3 +335,19 @@ def test_sigterm_for_the_shell_of_make_ends_the_virtual_board(tmp_path):
         started = [shell, *children_of(shell)]
         os.kill(shell, signal.SIGTERM)
     until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in started), lambda: started)
+
+
+def test_command_that_runs_for_weeks_does_not_keep_what_the_board_has_printed(tmp_path, monkeypatch):
+    board = SimpleNamespace(path="/dev/pts/0", console=bytearray())
+    kept = []
+
+    def sleep(_):
+        if len(kept) == 3:
+            raise KeyboardInterrupt
+        board.console += b"x" * 100
+        kept.append(len(board.console))
+
+    monkeypatch.setattr(virtual_board, "Device", lambda *_: contextlib.nullcontext(board))
+    monkeypatch.setattr(virtual_board.time, "sleep", sleep)
+    assert virtual_board.main(["--directory", str(tmp_path)]) == 0
+    assert kept == [100, 100, 100]

@@ -41,6 +41,7 @@ READY_S = 60.0
 TICK_S = 0.05
 LOOK_S = 0.01  # between two checks of the watchdog and of a late Ctrl-C, however often the board prints
 UNREAD_S = 1.0  # how long output waits for a reader
+FORGET_S = 60.0  # how long the command keeps what the board has printed
 
 
 class Device:
@@ -343,10 +344,11 @@ def main(argv: list[str] | None = None) -> int:
         print(f"  .venv/bin/mpremote connect {device.path}", flush=True)
         print(f"  make deploy PORT={device.path}", flush=True)
         try:
-            signal.pause()
+            while True:
+                time.sleep(FORGET_S)
+                device.console.clear()  # it may run for weeks
         except KeyboardInterrupt:
             return 0
-    return 0
 
 
 if __name__ == "__main__":
