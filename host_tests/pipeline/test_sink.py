@@ -390,20 +390,20 @@ def test_changed_table_is_reported_and_made_again_by_anew(to, tables, change):
     assert_same(to, tables.output)
 
 
-@pytest.mark.parametrize("told", ["", "[1]", "null", '{"output": "x"}', None, "batch", "boots"])
-def test_damaged_position_is_named_and_made_again_by_anew(to, tables, told):
+def test_damaged_position_is_named_and_made_again_by_anew(to, tables):
     update(to, tables.output)
-    if told in ("batch", "boots"):
-        ((text,),) = run(to, "SELECT told FROM position")
-        told = json.dumps({**json.loads(text), told: None})
-    run(to, "DELETE FROM position")
-    run(to, f"INSERT INTO position VALUES ('{told}')" if told is not None else "ALTER TABLE position ADD more text")
-    if told is not None:
+    ((text,),) = run(to, "SELECT told FROM position")
+    of_another_type = [json.dumps({**json.loads(text), name: None}) for name in ("batch", "boots")]
+    for told in ("", "[1]", "null", '{"output": "x"}', *of_another_type):
+        run(to, "DELETE FROM position")
+        run(to, f"INSERT INTO position VALUES ('{told}')")
         with pytest.raises(SinkError, match=r"its table `position`: .*; if ours were changed, give --anew$"):
             update(to, tables.output)
+        update(to, tables.output, anew=True)
+        assert update(to, tables.output) == []
+    run(to, "ALTER TABLE position ADD more text")
     update(to, tables.output, anew=True)
     assert_same(to, tables.output)
-    assert update(to, tables.output) == []
 
 
 def test_deleted_view_is_made_again_by_anew(to, tables):
