@@ -5,7 +5,7 @@ On CPython the files in `both` are ordinary pytest files. For each case this plu
 (its start costs more than most cases), and each item reports its own outcome.
 
 `make test` runs on several processes (pytest-xdist). A file is one unit of work there, its twins another one, so that module
-fixtures are made once; where every case stands alone, each is a unit. Units that take long begin first. Two of seven processes
+fixtures are made once; where every case stands alone, each is a unit. Units that take long begin first. Two of eight processes
 take what mostly waits, the others what computes: so the cores have work from the first minute to the last.
 """
 
@@ -40,7 +40,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 HEAP = os.environ.get("FLASHMQTT_TEST_HEAP", "1M")
 DEADLINE_S = 600
 # Most tests wait for something, many for time only: more processes than cores.
-WORKERS_A_CORE = 3.5
+WORKERS_A_CORE = 4
 MOST_WORKERS = 8
 TWIN = "@micropython"
 # Each case alone takes seconds, and shares nothing with the others of its file.
@@ -228,7 +228,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log):
             return unit_of(nodeid)
 
         def _assign_work_unit(self, node) -> None:
-            takes_waiting = self.nodes.index(node) < len(self.nodes) * 2 // 7
+            takes_waiting = self.nodes.index(node) < len(self.nodes) // 4
             for unit in self.workqueue:
                 if unit.startswith(WAITING) == takes_waiting:
                     self.workqueue.move_to_end(unit, last=False)
