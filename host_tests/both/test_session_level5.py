@@ -512,13 +512,18 @@ def test_level_5_does_not_retransmit_on_open_connection():
     assert broker.took() == []
 
 
+def with_an_empty_store():
+    """Return a broker whose client has published one message, to a store that was never connected."""
+    broker = Peer5()
+    broker.session = Session(CutStore(), 5, 4)
+    broker.connection = type(broker.connection)(broker.session, b"me", five=Level5())
+    broker.session.publish(b"a", b"x", 2)
+    return broker
+
+
 @pytest.mark.req("W8", "Q8")
 def test_empty_store_needs_one_connection_and_no_clean_start():
-    session = Session(CutStore(), 5, 4)
-    broker = Peer5()
-    broker.session = session
-    broker.connection = type(broker.connection)(session, b"me", five=Level5())
-    session.publish(b"a", b"x", 2)
+    broker = with_an_empty_store()
     # mosquitto 2.0 does not save a session that a clean start began.
     assert broker.connect(0) == [publish(b"a", b"x", 2, 1)]
     assert broker.connect_packet[9] & 2 == 0
@@ -530,11 +535,7 @@ def test_empty_store_needs_one_connection_and_no_clean_start():
 @pytest.mark.req("W8", "Q8")
 @pytest.mark.clause("5:MQTT-3.1.2-4")
 def test_empty_store_discards_an_old_session_at_the_broker_by_a_clean_start():
-    session = Session(CutStore(), 5, 4)
-    broker = Peer5()
-    broker.session = session
-    broker.connection = type(broker.connection)(session, b"me", five=Level5())
-    session.publish(b"a", b"x", 2)
+    broker = with_an_empty_store()
     assert broker.connect(1) == [b"\xe0\x00"]
     broker.drop()
     assert broker.connect(0) == [publish(b"a", b"x", 2, 1)]
